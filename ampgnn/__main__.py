@@ -1,0 +1,4 @@
+from ampgnn.cli import app
+
+if __name__ == "__main__":
+    app()
