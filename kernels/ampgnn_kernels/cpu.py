@@ -1,0 +1,175 @@
+"""The operators on the CPU: allocate with torch, hand addresses to C++."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _C
+from .broadcast import plan
+
+DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+SPMM_OPS = {"copy_u": 0, "copy_e": 1, "add": 2, "sub": 3, "mul": 4, "div": 5}
+SDDMM_OPS = {"copy_lhs": 0, "copy_rhs": 1, "add": 2, "sub": 3, "mul": 4, "div": 5, "dot": 6}
+REDUCES = {"sum": 0, "mean": 1, "max": 2, "min": 3}
+TARGETS = {"u": 0, "v": 1, "e": 2}
+# Ranges of rows whose partial gradients of the attention's destinations are added up in order: a function of the
+# graph alone, so that the result does not depend on the number of threads.
+EDGES_PER_PART, MAX_PARTS = 1 << 14, 16
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums of ``dtype`` are made in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+def _rows(indptr: Tensor, indices: Tensor, eids: Tensor | None) -> tuple:
+    return (
+        indptr.data_ptr(),
+        indices.data_ptr(),
+        _address(eids),
+        indptr.shape[0] - 1,
+        indices.shape[0],
+        indices.dtype == torch.int64,
+    )
+
+
+def _width(t: Tensor | None) -> int:
+    """Elements from one row of a contiguous tensor to the next."""
+    return 0 if t is None else t.shape[1:].numel()
+
+
+def _contiguous(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
+
+
+def spmm(indptr, indices, eids, x, w, op, reduce, src_scale, dst_scale, with_arg) -> tuple[Tensor, Tensor]:
+    x, w = _contiguous(x), _contiguous(w)
+    a, b = (w if x is None else x), (x if w is None else w)
+    p = plan(a.shape[1:], b.shape[1:])
+    out = a.new_empty((indptr.shape[0] - 1, *p.shape))
+    arg = indices.new_empty(out.shape if with_arg else (0,))
+    _C.spmm(
+        *_rows(indptr, indices, eids),
+        DTYPES[a.dtype],
+        SPMM_OPS[op],
+        REDUCES[reduce],
+        *p.arguments(),
+        _address(x),
+        _width(x),
+        _address(w),
+        _width(w),
+        _address(src_scale),
+        _address(dst_scale),
+        out.data_ptr(),
+        arg.data_ptr() if with_arg else 0,
+        torch.get_num_threads(),
+    )
+    return out, arg
+
+
+def sddmm(indptr, indices, eids, lhs, rhs, op, lhs_target, rhs_target, src_scale, dst_scale) -> Tensor:
+    lhs, rhs = _contiguous(lhs), _contiguous(rhs)
+    a, b = (rhs if lhs is None else lhs), (lhs if rhs is None else rhs)
+    p = plan(a.shape[1:], b.shape[1:], op == "dot")
+    out = a.new_empty((indices.shape[0], *p.shape))
+    _C.sddmm(
+        *_rows(indptr, indices, eids),
+        DTYPES[a.dtype],
+        SDDMM_OPS[op],
+        *p.arguments(),
+        _address(lhs),
+        _width(lhs),
+        TARGETS[lhs_target],
+        _address(rhs),
+        _width(rhs),
+        TARGETS[rhs_target],
+        _address(src_scale),
+        _address(dst_scale),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def edge_softmax(indptr, indices, eids, logits) -> Tensor:
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    _C.edge_softmax(
+        *_rows(indptr, indices, eids),
+        DTYPES[logits.dtype],
+        _width(logits),
+        logits.data_ptr(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def edge_softmax_backward(indptr, indices, eids, weights, grad) -> Tensor:
+    weights, grad = weights.contiguous(), grad.contiguous()
+    out = torch.empty_like(weights)
+    _C.edge_softmax_backward(
+        *_rows(indptr, indices, eids),
+        DTYPES[weights.dtype],
+        _width(weights),
+        weights.data_ptr(),
+        grad.data_ptr(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def gat_attention(indptr, indices, h, el, er, negative_slope) -> tuple[Tensor, Tensor, Tensor]:
+    h, el, er = h.contiguous(), el.contiguous(), er.contiguous()
+    rows, heads, dim = indptr.shape[0] - 1, *h.shape[1:]
+    out, largest, total = h.new_empty((rows, heads, dim)), torch.empty_like(er), torch.empty_like(er)
+    at, ends, _, _, edges, wide = _rows(indptr, indices, None)
+    _C.attention(
+        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, dim, negative_slope),
+        *(h.data_ptr(), el.data_ptr(), er.data_ptr(), out.data_ptr(), largest.data_ptr(), total.data_ptr()),
+        torch.get_num_threads(),
+    )
+    return out, largest, total
+
+
+def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
+    h, el, er, grad = h.contiguous(), el.contiguous(), er.contiguous(), grad.contiguous()
+    rows, heads, dim = h.shape
+    parts = max(1, min(MAX_PARTS, rindices.shape[0] // EDGES_PER_PART))
+    delta, grad_h, grad_el = torch.empty_like(er), torch.empty_like(h), torch.empty_like(el)
+    grad_er = er.new_zeros((parts, *er.shape))
+    threads = torch.get_num_threads()
+    _C.row_dot(
+        DTYPES[h.dtype], er.numel(), dim, grad.data_ptr(), out.contiguous().data_ptr(), delta.data_ptr(), threads
+    )
+    at, ends, _, _, edges, wide = _rows(rindptr, rindices, None)
+    _C.attention_backward(
+        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, dim, negative_slope),
+        *(h.data_ptr(), el.data_ptr(), er.data_ptr(), largest.data_ptr(), total.data_ptr()),
+        *(grad.data_ptr(), delta.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), grad_er.data_ptr()),
+        *(er.shape[0], parts, threads),
+    )
+    return grad_h, grad_el, grad_er[0] if parts == 1 else grad_er.sum(0)
+
+
+def arg_scatter(indptr, indices, eids, grad, arg, target, rows) -> Tensor:
+    grad, arg = grad.contiguous(), arg.contiguous()
+    out = grad.new_zeros((rows, *grad.shape[1:]))
+    _C.arg_scatter(
+        *_rows(indptr, indices, eids),
+        DTYPES[grad.dtype],
+        TARGETS[target],
+        _width(grad),
+        grad.data_ptr(),
+        arg.data_ptr(),
+        out.data_ptr(),
+        rows,
+        torch.get_num_threads(),
+    )
+    return out

@@ -1,0 +1,213 @@
+"""A graph as torch tensors: compressed by destination (CSC) and by source (CSR)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _C
+
+
+class Compressed(NamedTuple):
+    """Edges grouped by row: entries ``indptr[r]`` to ``indptr[r + 1]`` belong to row ``r``.
+
+    Entry ``k`` is the edge ``eids[k]`` (``k`` itself where ``eids`` is None); its other end is ``indices[k]``.
+    """
+
+    indptr: Tensor  # (rows + 1,)
+    indices: Tensor  # (edges,)
+    eids: Tensor | None  # (edges,)
+
+
+class Graph:
+    """A directed, possibly bipartite graph with parallel edges allowed.
+
+    Args:
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+        csc: edges grouped by destination, or None if ``csr`` is given.
+        csr: edges grouped by source, or None; whichever is missing is made when first asked for and kept.
+    """
+
+    def __init__(self, num_src: int, num_dst: int, csc: Compressed | None = None, csr: Compressed | None = None):
+        if csc is None and csr is None:
+            raise ValueError("Graph: give csc, csr or both")
+        self.num_src, self.num_dst = num_src, num_dst
+        self._csc, self._csr = csc, csr
+        self._reversed: Graph | None = None
+
+    @classmethod
+    def from_coo(cls, src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None) -> Graph:
+        """The graph whose edge ``i`` goes from ``src[i]`` to ``dst[i]`` (int32 or int64, on the CPU or a GPU).
+
+        Without ``num_src`` and ``num_dst`` the graph has as many nodes, on both sides, as its largest id asks for.
+
+        Raises:
+            ValueError: lengths differ or an id is out of range.
+            TypeError: ids are not int32 or int64.
+        """
+        _check_ids(src, dst)
+        if num_src is None and num_dst is None:
+            largest = max(int(src.max()), int(dst.max())) if src.numel() else -1
+            num_src = num_dst = largest + 1
+        num_src = num_dst if num_src is None else num_src
+        num_dst = num_src if num_dst is None else num_dst
+        return cls(num_src, num_dst, csc=_group(dst, src, num_dst, num_src, names=("dst", "src")))
+
+    @classmethod
+    def from_csc(
+        cls, indptr: Tensor, indices: Tensor, eids: Tensor | None = None, num_src: int | None = None, check: bool = True
+    ) -> Graph:
+        """The graph with in-edges ``indptr[v] .. indptr[v + 1]`` of destination ``v`` coming from ``indices``.
+
+        Args:
+            eids: (edges,) edge id of each entry, a permutation; None means 0, 1, 2, ...
+            check: look at every value (a pass over the edges); turn off for arrays that are known to be right.
+
+        Raises:
+            ValueError: arrays that do not fit each other. TypeError: ids that are not int32 or int64.
+        """
+        arrays = (indptr, indices) if eids is None else (indptr, indices, eids)
+        _check_ids(*arrays, same_length=False)
+        if num_src is None:
+            num_src = max(indptr.numel() - 1, int(indices.max()) + 1 if indices.numel() else 0)
+        if check:
+            _check_compressed(indptr, indices, eids, num_src)
+        arrays = [a.contiguous() for a in arrays]
+        return cls(num_src, indptr.numel() - 1, csc=Compressed(arrays[0], arrays[1], arrays[2] if eids is not None else None))
+
+    @property
+    def csc(self) -> Compressed:
+        if self._csc is None:
+            self._csc = _transpose(self._csr, self.num_dst, self.num_src)
+        return self._csc
+
+    @property
+    def csr(self) -> Compressed:
+        if self._csr is None:
+            self._csr = _transpose(self._csc, self.num_src, self.num_dst)
+        return self._csr
+
+    @property
+    def _any(self) -> Compressed:
+        return self._csc if self._csc is not None else self._csr
+
+    @property
+    def num_edges(self) -> int:
+        return self._any.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self._any.indices.device
+
+    @property
+    def idtype(self) -> torch.dtype:
+        return self._any.indices.dtype
+
+    def coo(self) -> tuple[Tensor, Tensor]:
+        """(src, dst), both (edges,), in edge-id order."""
+        by_source = self._csc is None
+        rows, cols = _to_coo(self._any)
+        return (rows, cols) if by_source else (cols, rows)
+
+    def in_degrees(self) -> Tensor:
+        """(num_dst,) number of edges into each destination, as ``idtype``."""
+        return self.csc.indptr.diff()
+
+    def out_degrees(self) -> Tensor:
+        """(num_src,) number of edges out of each source, as ``idtype``."""
+        return self.csr.indptr.diff()
+
+    def reverse(self) -> Graph:
+        """The graph with every edge turned round; edge ids stay, arrays are shared."""
+        if self._reversed is None:
+            self._reversed = Graph(self.num_dst, self.num_src, csc=self._csr, csr=self._csc)
+            self._reversed._reversed = self
+        if self._reversed._csc is None and self._csr is not None:
+            self._reversed._csc = self._csr
+        return self._reversed
+
+    def to(self, device: torch.device | str) -> Graph:
+        """The graph on ``device``; itself if it is there already."""
+        if torch.device(device) == self.device:
+            return self
+
+        def move(c: Compressed | None) -> Compressed | None:
+            return c and Compressed(*(a if a is None else a.to(device) for a in c))
+
+        return Graph(self.num_src, self.num_dst, csc=move(self._csc), csr=move(self._csr))
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges}, "
+            f"idtype={self.idtype}, device={self.device})"
+        )
+
+    def __reduce__(self):
+        return Graph, (self.num_src, self.num_dst, self._csc, self._csr)
+
+
+def _check_ids(*arrays: Tensor, same_length: bool = True) -> None:
+    first = arrays[0]
+    for a in arrays:
+        if a.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"graph ids must be int32 or int64, got {a.dtype}")
+        if a.dtype != first.dtype:
+            raise TypeError(f"graph ids must share one type, got {first.dtype} and {a.dtype}")
+        if a.dim() != 1 or (same_length and a.shape != first.shape):
+            raise ValueError(f"graph ids must be vectors of one length, got shapes {tuple(first.shape)} and {tuple(a.shape)}")
+        if a.device != first.device:
+            raise ValueError(f"graph ids must be on one device, got {first.device} and {a.device}")
+
+
+def _check_compressed(indptr: Tensor, indices: Tensor, eids: Tensor | None, num_src: int) -> None:
+    edges = indices.numel()
+    if indptr.numel() == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != edges or bool((indptr.diff() < 0).any()):
+        raise ValueError(f"indptr must rise from 0 to the number of edges, {edges}")
+    if edges and not (0 <= int(indices.min()) and int(indices.max()) < num_src):
+        raise ValueError(f"indices must be at least 0 and below the number of source nodes, {num_src}")
+    if eids is not None:
+        seen = torch.zeros(edges, dtype=torch.bool, device=eids.device)
+        if eids.numel() != edges or (edges and not (0 <= int(eids.min()) and int(eids.max()) < edges)):
+            raise ValueError(f"eids must be a permutation of 0 to {edges - 1}")
+        seen[eids.long()] = True
+        if not bool(seen.all()):
+            raise ValueError(f"eids must be a permutation of 0 to {edges - 1}")
+
+
+def _group(row: Tensor, col: Tensor, rows: int, cols: int, names=("row", "col")) -> Compressed:
+    row, col = row.contiguous(), col.contiguous()
+    if row.device.type != "cpu":
+        return _group_anywhere(row, col, rows)
+    edges, wide = row.numel(), row.dtype == torch.int64
+    bad = _C.find_bad_edge(row.data_ptr(), col.data_ptr(), edges, rows, cols, wide)
+    if bad >= 0:
+        name, value, limit = (names[0], int(row[bad]), rows) if not 0 <= row[bad] < rows else (names[1], int(col[bad]), cols)
+        raise ValueError(f"edge {bad}: {name} is {value}, allowed are 0 to {limit - 1}")
+    indptr, indices, eids = row.new_empty(rows + 1), torch.empty_like(col), torch.empty_like(col)
+    in_order = _C.coo_to_rows(
+        row.data_ptr(), col.data_ptr(), edges, rows, indptr.data_ptr(), indices.data_ptr(), eids.data_ptr(), wide
+    )
+    return Compressed(indptr, indices, None if in_order else eids)
+
+
+def _group_anywhere(row: Tensor, col: Tensor, rows: int) -> Compressed:
+    order = torch.argsort(row, stable=True)
+    indptr = torch.searchsorted(row[order], torch.arange(rows + 1, device=row.device, dtype=row.dtype))
+    return Compressed(indptr.to(row.dtype), col[order], order.to(row.dtype))
+
+
+def _to_coo(c: Compressed) -> tuple[Tensor, Tensor]:
+    rows = torch.arange(c.indptr.numel() - 1, dtype=c.indices.dtype, device=c.indices.device)
+    row = rows.repeat_interleave(c.indptr.diff(), output_size=c.indices.numel())
+    if c.eids is None:
+        return row, c.indices
+    at = c.eids.long()
+    return torch.empty_like(row).index_copy_(0, at, row), torch.empty_like(row).index_copy_(0, at, c.indices)
+
+
+def _transpose(c: Compressed, rows: int, cols: int) -> Compressed:
+    row, col = _to_coo(c)
+    return _group(col, row, rows, cols)

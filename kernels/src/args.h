@@ -1,0 +1,134 @@
+// What the bindings hand to a kernel: raw addresses, sizes and choices, with no type behind them.
+#pragma once
+#include <cstdint>
+
+namespace ampgnn {
+
+enum class DType : int { f64, f32, f16, bf16 };
+enum class Op : int { copy_u, copy_e, add, sub, mul, div, dot };
+enum class Reduce : int { sum, mean, max, min };
+enum class Target : int { u, v, e };
+
+// Compressed rows: entry k of row r, indptr[r] <= k < indptr[r + 1], is the edge eids[k] (k where eids is null)
+// whose other end is indices[k].
+struct Rows {
+    const void* indptr;
+    const void* indices;
+    const void* eids;
+    int64_t rows;
+    int64_t nnz;
+    bool wide;  // 64-bit ids, else 32-bit
+};
+
+// NumPy broadcasting of two operands' feature dimensions, flattened to `outer` blocks of `inner` columns. Column
+// (o, i) reads element lhs_off[o] + i * lhs_step of one operand and rhs_off[o] + i * rhs_step of the other; a step
+// is 0 or 1.
+struct Broadcast {
+    int64_t outer, inner;
+    const int64_t *lhs_off, *rhs_off;
+    int64_t lhs_step, rhs_step;
+};
+
+struct SpmmArgs {
+    Rows g;
+    DType dtype;
+    Op op;
+    Reduce reduce;
+    Broadcast b;
+    const void* x;  // (num_src, x_width), rows x_stride elements apart
+    int64_t x_stride;
+    const void* w;  // (num_edges, w_width) in edge-id order
+    int64_t w_stride;
+    const float* src_scale;  // (num_src,) or null
+    const float* dst_scale;  // (rows,) or null
+    void* out;               // (rows, outer * inner)
+    void* arg;               // the same shape, ids as wide as the graph's, or null: entry k of the extreme edge, or -1
+    int threads;
+};
+
+struct SddmmArgs {
+    Rows g;
+    DType dtype;
+    Op op;
+    Broadcast b;  // for dot: outer = results an edge, inner = length of the product
+    const void *lhs, *rhs;
+    int64_t lhs_stride, rhs_stride;
+    Target lhs_target, rhs_target;
+    const float* src_scale;
+    const float* dst_scale;
+    void* out;  // (num_edges, outer * inner), for dot (num_edges, outer), in edge-id order
+    int threads;
+};
+
+struct SoftmaxArgs {
+    Rows g;
+    DType dtype;
+    int64_t heads;
+    const void* logits;  // forward: (num_edges, heads); backward: the forward's result
+    const void* grad;    // backward only: gradient of the result
+    void* out;
+    int threads;
+};
+
+// el, er, max, sum, grad_el, grad_er, delta are float, double where dtype is f64.
+struct AttentionArgs {
+    Rows g;  // forward: rows are destinations; backward: rows are sources
+    DType dtype;
+    int64_t heads, dim;
+    double negative_slope;
+    const void* h;   // (num_src, heads, dim)
+    const void* el;  // (num_src, heads)
+    const void* er;  // (num_dst, heads)
+    void* out;       // (num_dst, heads, dim)
+    void* max;       // (num_dst, heads): largest logit of a destination
+    void* sum;       // (num_dst, heads): sum of exp(logit - max)
+    const void* grad;   // backward: gradient of out
+    const void* delta;  // backward: (num_dst, heads), dot of grad and out
+    void* grad_h;
+    void* grad_el;
+    void* grad_er;  // backward: (parts, num_dst, heads), zeroed; the caller adds the parts up in order
+    int64_t num_dst;
+    int64_t parts;
+    int threads;
+};
+
+// out[target(arg[r, f]), f] += grad[r, f], in fp32; target: the source (indices) or the edge id (eids) of an entry.
+struct ArgScatterArgs {
+    Rows g;
+    DType dtype;
+    Target target;
+    int64_t width;
+    const void* grad;
+    const void* arg;
+    void* out;  // (out_rows, width), zeroed
+    int64_t out_rows;
+    int threads;
+};
+
+struct RowDotArgs {  // out[r] = dot(a[r], b[r]) in float (double for f64)
+    DType dtype;
+    int64_t rows, dim;
+    const void *a, *b;
+    void* out;
+    int threads;
+};
+
+struct Kernels {
+    const char* isa;
+    void (*spmm)(const SpmmArgs&);
+    void (*sddmm)(const SddmmArgs&);
+    void (*edge_softmax)(const SoftmaxArgs&);
+    void (*edge_softmax_backward)(const SoftmaxArgs&);
+    void (*attention)(const AttentionArgs&);
+    void (*attention_backward)(const AttentionArgs&);
+    void (*arg_scatter)(const ArgScatterArgs&);
+    void (*row_dot)(const RowDotArgs&);
+};
+
+const Kernels& generic_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace ampgnn

@@ -1,0 +1,128 @@
+// Fused GAT attention (Velickovic et al., 2018): a[u, v] = softmax over v's edges of leaky_relu(el[u] + er[v]),
+// out[v] = sum of a[u, v] h[u]. Nothing is kept per edge: the backward pass recomputes a from max and sum.
+#pragma once
+#include "accumulate.h"
+#include "dot.h"
+#include "edge_softmax.h"
+
+namespace {
+
+template <class A> inline A leaky(A x, A slope) { return x >= 0 ? x : (x < 0 ? x * slope : x); }
+
+// s (count, heads) = leaky_relu(far[indices] + near)
+template <class I, class A>
+inline void attention_logits(const I* ends, int64_t count, int64_t heads, const A* far, const A* near, A slope, A* s) {
+    if (heads == 1) {
+        const A y = near[0];
+        for (int64_t j = 0; j < count; ++j) s[j] = leaky(far[ends[j]] + y, slope);
+        return;
+    }
+    for (int64_t j = 0; j < count; ++j) {
+        const A* x = far + int64_t(ends[j]) * heads;
+        for (int64_t h = 0; h < heads; ++h) s[j * heads + h] = leaky(x[h] + near[h], slope);
+    }
+}
+
+template <class I, class T> void attention_forward_rows(const AttentionArgs& a) {
+    using A = Acc<T>;
+    const View<I> g(a.g);
+    const int64_t heads = a.heads, dim = a.dim, n = heads * dim;
+    const A *el = (const A*)a.el, *er = (const A*)a.er, slope = A(a.negative_slope);
+    for_rows<I>(a.g, n + heads * 8, a.threads, [&](int64_t first, int64_t end) {
+        Scratch<A> acc(n + kLanes<A>), s(kBlock * heads), max(heads);
+        Scratch<double> sum(heads);
+        Scratch<const T*> xs(kBlock);
+        for (int64_t v = first; v < end; ++v) {
+            const int64_t k0 = g.indptr[v], k1 = g.indptr[v + 1];
+            memset(acc.data, 0, (n + kLanes<A>) * sizeof(A));
+            for (int64_t h = 0; h < heads; ++h) max[h] = -A(__builtin_inf()), sum[h] = 0;
+            for (int64_t k = k0; k < k1; k += kBlock) {
+                const int64_t count = least(kBlock, k1 - k);
+                attention_logits(g.indices + k, count, heads, el, er + v * heads, slope, s.data);
+                max_heads<A>(s, count, heads, max);
+            }
+            for (int64_t k = k0; k < k1; k += kBlock) {
+                const int64_t count = least(kBlock, k1 - k);
+                if (k1 - k0 > kBlock) attention_logits(g.indices + k, count, heads, el, er + v * heads, slope, s.data);
+                exp_heads<A>(s, max, count, heads, s);
+                sum_heads<A>(s, count, heads, sum);
+                for (int64_t j = 0; j < count; ++j) xs[j] = (const T*)a.h + int64_t(g.indices[k + j]) * n;
+                accumulate_heads<T>({xs, s, nullptr, heads, count}, heads, dim, acc);
+            }
+            for (int64_t h = 0; h < heads; ++h) {
+                if (k1 > k0) scale_row<A>(acc + h * dim, A(1 / sum[h]), dim);
+                ((A*)a.max)[v * heads + h] = max[h];
+                ((A*)a.sum)[v * heads + h] = A(sum[h]);
+            }
+            store_row((T*)a.out + v * n, (const A*)acc, n);
+        }
+    });
+}
+
+// Rows are sources: each gathers grad[v] of its destinations once, for the weighted sum and for the dot products.
+// grad_er, a sum over sources, goes into one part per range of rows, so that its order is fixed.
+template <class I, class T> void attention_backward_rows(const AttentionArgs& a) {
+    using A = Acc<T>;
+    constexpr int64_t kFew = 16;  // rows of grad that stay cached between their two uses
+    const View<I> g(a.g);
+    const int64_t heads = a.heads, dim = a.dim, n = heads * dim;
+    const A *el = (const A*)a.el, *er = (const A*)a.er, slope = A(a.negative_slope);
+    const A *max = (const A*)a.max, *sum = (const A*)a.sum, *delta = (const A*)a.delta;
+    for_ranges<I>(a.g, a.parts, a.threads, [&](int64_t first, int64_t end, int64_t part) {
+        A* grad_er = (A*)a.grad_er + part * a.num_dst * heads;
+        Scratch<A> acc(n + kLanes<A>), wide(n + kLanes<A>), s(kFew * heads), w(kFew * heads), m(kFew * heads), d(kFew * heads);
+        Scratch<A> inverse(kFew * heads), grad_el(heads);
+        Scratch<const T*> ys(kFew);
+        for (int64_t u = first; u < end; ++u) {
+            const int64_t k0 = g.indptr[u], k1 = g.indptr[u + 1];
+            memset(acc.data, 0, (n + kLanes<A>) * sizeof(A));
+            for (int64_t h = 0; h < heads; ++h) grad_el[h] = 0;
+            load_row<T>(wide, (const T*)a.h + u * n, n);
+            for (int64_t k = k0; k < k1; k += kFew) {
+                const int64_t count = least(kFew, k1 - k);
+                const I* ends = g.indices + k;
+                for (int64_t j = 0; j < least(kFew, k1 - k - count); ++j)
+                    prefetch((const T*)a.grad + int64_t(ends[count + j]) * n, n);
+                attention_logits(ends, count, heads, er, el + u * heads, slope, s.data);
+                for (int64_t j = 0; j < count; ++j) {
+                    const int64_t v = ends[j];
+                    ys[j] = (const T*)a.grad + v * n;
+                    for (int64_t h = 0; h < heads; ++h) {
+                        m[j * heads + h] = max[v * heads + h];
+                        inverse[j * heads + h] = A(1) / sum[v * heads + h];
+                    }
+                }
+                constexpr int W = kLanes<A>;
+                for (int64_t i = 0; i < count * heads; i += W) {  // scratch rows hold whole vectors
+                    const int c = int(least(int64_t(W), count * heads - i));
+                    const Vec<A> x = c == W ? load(s + i) : load_n(s + i, c), y = c == W ? load(m + i) : load_n(m + i, c);
+                    const Vec<A> z = exp_difference(x, y) * (c == W ? load(inverse + i) : load_n(inverse + i, c));
+                    if (c == W) store(w + i, z); else store_n(w + i, z, c);
+                }
+                dots_by_head<T>(ys, count, wide, heads, dim, d);
+                for (int64_t j = 0; j < count; ++j) {
+                    const int64_t v = ends[j];
+                    for (int64_t h = 0; h < heads; ++h) {
+                        const int64_t i = j * heads + h;
+                        const A x = er[v * heads + h] + el[u * heads + h];
+                        const A gradient = w[i] * (d[i] - delta[v * heads + h]) * (x >= 0 ? A(1) : slope);
+                        grad_el[h] += gradient;
+                        grad_er[v * heads + h] += gradient;
+                    }
+                }
+                accumulate_heads<T>({ys, w, nullptr, heads, count}, heads, dim, acc);
+            }
+            store_row((T*)a.grad_h + u * n, (const A*)acc, n);
+            for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] = grad_el[h];
+        }
+    });
+}
+
+void attention(const AttentionArgs& a) {
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) { attention_forward_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+}
+void attention_backward(const AttentionArgs& a) {
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) { attention_backward_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+}
+
+}  // namespace

@@ -1,0 +1,117 @@
+// Python's way in: every array is an address (0 for none), checked by the caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "coo.h"
+#include "dispatch.h"
+
+namespace nb = nanobind;
+using namespace ampgnn;
+using Address = uintptr_t;
+
+namespace {
+
+template <class T = void> T* at(Address a) { return reinterpret_cast<T*>(a); }
+
+Rows rows_of(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide) {
+    return {at(indptr), at(indices), at(eids), rows, nnz, wide};
+}
+
+Broadcast broadcast_of(int64_t outer, int64_t inner, Address lhs_off, Address rhs_off, int64_t lhs_step, int64_t rhs_step) {
+    return {outer, inner, at<int64_t>(lhs_off), at<int64_t>(rhs_off), lhs_step, rhs_step};
+}
+
+void spmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype, int op,
+          int reduce, int64_t outer, int64_t inner, Address lhs_off, Address rhs_off, int64_t lhs_step, int64_t rhs_step,
+          Address x, int64_t x_stride, Address w, int64_t w_stride, Address src_scale, Address dst_scale, Address out,
+          Address arg, int threads) {
+    kernels().spmm({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Op(op), Reduce(reduce),
+                    broadcast_of(outer, inner, lhs_off, rhs_off, lhs_step, rhs_step), at(x), x_stride, at(w), w_stride,
+                    at<float>(src_scale), at<float>(dst_scale), at(out), at(arg), threads});
+}
+
+void sddmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype, int op,
+           int64_t outer, int64_t inner, Address lhs_off, Address rhs_off, int64_t lhs_step, int64_t rhs_step, Address lhs,
+           int64_t lhs_stride, int lhs_target, Address rhs, int64_t rhs_stride, int rhs_target, Address src_scale,
+           Address dst_scale, Address out, int threads) {
+    kernels().sddmm({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Op(op),
+                     broadcast_of(outer, inner, lhs_off, rhs_off, lhs_step, rhs_step), at(lhs), at(rhs), lhs_stride,
+                     rhs_stride, Target(lhs_target), Target(rhs_target), at<float>(src_scale), at<float>(dst_scale),
+                     at(out), threads});
+}
+
+void edge_softmax(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype,
+                  int64_t heads, Address logits, Address out, int threads) {
+    kernels().edge_softmax(
+        {rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), heads, at(logits), nullptr, at(out), threads});
+}
+
+void edge_softmax_backward(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype,
+                           int64_t heads, Address weights, Address grad, Address out, int threads) {
+    kernels().edge_softmax_backward(
+        {rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), heads, at(weights), at(grad), at(out), threads});
+}
+
+void attention(Address indptr, Address indices, int64_t rows, int64_t nnz, bool wide, int dtype, int64_t heads, int64_t dim,
+               double negative_slope, Address h, Address el, Address er, Address out, Address max, Address sum, int threads) {
+    AttentionArgs a{};
+    a.g = rows_of(indptr, indices, 0, rows, nnz, wide);
+    a.dtype = DType(dtype), a.heads = heads, a.dim = dim, a.negative_slope = negative_slope;
+    a.h = at(h), a.el = at(el), a.er = at(er), a.out = at(out), a.max = at(max), a.sum = at(sum), a.threads = threads;
+    kernels().attention(a);
+}
+
+void attention_backward(Address indptr, Address indices, int64_t rows, int64_t nnz, bool wide, int dtype, int64_t heads,
+                        int64_t dim, double negative_slope, Address h, Address el, Address er, Address max, Address sum,
+                        Address grad, Address delta, Address grad_h, Address grad_el, Address grad_er, int64_t num_dst,
+                        int64_t parts, int threads) {
+    AttentionArgs a{};
+    a.g = rows_of(indptr, indices, 0, rows, nnz, wide);
+    a.dtype = DType(dtype), a.heads = heads, a.dim = dim, a.negative_slope = negative_slope;
+    a.h = at(h), a.el = at(el), a.er = at(er), a.max = at(max), a.sum = at(sum), a.grad = at(grad), a.delta = at(delta);
+    a.grad_h = at(grad_h), a.grad_el = at(grad_el), a.grad_er = at(grad_er);
+    a.num_dst = num_dst, a.parts = parts, a.threads = threads;
+    kernels().attention_backward(a);
+}
+
+void arg_scatter(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype, int target,
+                 int64_t width, Address grad, Address arg, Address out, int64_t out_rows, int threads) {
+    kernels().arg_scatter({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Target(target), width, at(grad),
+                           at(arg), at(out), out_rows, threads});
+}
+
+void row_dot(int dtype, int64_t rows, int64_t dim, Address a, Address b, Address out, int threads) {
+    kernels().row_dot({DType(dtype), rows, dim, at(a), at(b), at(out), threads});
+}
+
+int64_t find_bad_edge(Address row, Address col, int64_t edges, int64_t rows, int64_t cols, bool wide) {
+    return wide ? first_bad_edge(at<int64_t>(row), at<int64_t>(col), edges, rows, cols)
+                : first_bad_edge(at<int32_t>(row), at<int32_t>(col), edges, rows, cols);
+}
+
+bool coo_to_rows(Address row, Address col, int64_t edges, int64_t rows, Address indptr, Address indices, Address eids, bool wide) {
+    return wide ? group_by_row(at<int64_t>(row), at<int64_t>(col), edges, rows, at<int64_t>(indptr),
+                                      at<int64_t>(indices), at<int64_t>(eids))
+                : group_by_row(at<int32_t>(row), at<int32_t>(col), edges, rows, at<int32_t>(indptr),
+                                      at<int32_t>(indices), at<int32_t>(eids));
+}
+
+}  // namespace
+
+NB_MODULE(_C, m) {
+    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+    m.def("spmm", &spmm, Unlocked());
+    m.def("sddmm", &sddmm, Unlocked());
+    m.def("edge_softmax", &edge_softmax, Unlocked());
+    m.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
+    m.def("attention", &attention, Unlocked());
+    m.def("attention_backward", &attention_backward, Unlocked());
+    m.def("arg_scatter", &arg_scatter, Unlocked());
+    m.def("row_dot", &row_dot, Unlocked());
+    m.def("find_bad_edge", &find_bad_edge, Unlocked());
+    m.def("coo_to_rows", &coo_to_rows, Unlocked());
+    m.def("isa", [] { return std::string(kernels().isa); });
+    m.def("supported_isas", &supported_isas);
+    m.def("set_isa", &set_isa);
+}

@@ -1,0 +1,59 @@
+// Dot products of rows in fp32, and the logits' gradients of attention that rest on them.
+#pragma once
+#include "rows.h"
+
+namespace {
+
+// out[j] = dot(x[j], y) for a few rows x at once; y is already wide.
+template <class T, int N> inline void dots(const T* const* x, const Acc<T>* y, int64_t n, Acc<T>* out) {
+    using A = Acc<T>;
+    constexpr int W = kLanes<A>;
+    Vec<A> sum[N] = {}, more[N] = {};
+    int64_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {
+        const Vec<A> y0 = load(y + i), y1 = load(y + i + W);
+        for (int j = 0; j < N; ++j) sum[j] += load(x[j] + i) * y0, more[j] += load(x[j] + i + W) * y1;
+    }
+    for (; i + W <= n; i += W)
+        for (int j = 0; j < N; ++j) sum[j] += load(x[j] + i) * load(y + i);
+    if (i < n)
+        for (int j = 0; j < N; ++j) sum[j] += load_n(x[j] + i, int(n - i)) * load_n(y + i, int(n - i));
+    for (int j = 0; j < N; ++j) out[j] = lanes_sum<A>(sum[j] + more[j]);
+}
+
+// out[j * heads + h] = dot of head h of x[j] and of y.
+template <class T>
+void dots_by_head(const T* const* x, int64_t count, const Acc<T>* y, int64_t heads, int64_t dim, Acc<T>* out) {
+    for (int64_t h = 0; h < heads; ++h) {
+        int64_t j = 0;
+        for (; j + 4 <= count; j += 4) {
+            const T* rows[4] = {x[j] + h * dim, x[j + 1] + h * dim, x[j + 2] + h * dim, x[j + 3] + h * dim};
+            Acc<T> d[4];
+            dots<T, 4>(rows, y + h * dim, dim, d);
+            for (int q = 0; q < 4; ++q) out[(j + q) * heads + h] = d[q];
+        }
+        for (; j < count; ++j) {
+            const T* row = x[j] + h * dim;
+            dots<T, 1>(&row, y + h * dim, dim, out + j * heads + h);
+        }
+    }
+}
+
+void row_dot(const RowDotArgs& a) {
+    with_dtype(a.dtype, [&](auto* t) {
+        using T = AMPGNN_TYPE(t);
+        using A = Acc<T>;
+#pragma omp parallel num_threads(a.threads) if (a.rows * a.dim > 1 << 16)
+        {
+            Scratch<A> wide(a.dim);
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < a.rows; ++r) {
+                const T* row = (const T*)a.a + r * a.dim;
+                load_row<T>(wide, (const T*)a.b + r * a.dim, a.dim);
+                dots<T, 1>(&row, wide, a.dim, (A*)a.out + r);
+            }
+        }
+    });
+}
+
+}  // namespace

@@ -1,0 +1,131 @@
+// Softmax of the logits of each row's edges. Sums are kept in double: a hub's million terms lose nothing.
+#pragma once
+#include "rows.h"
+
+namespace {
+
+// e[i] = exp(x[i] - max) over n logits that share one maximum; returns nothing, x and e may be the same.
+template <class A> inline void exp_all(const A* x, A max, int64_t n, A* e) {
+    constexpr int W = kLanes<A>;
+    const Vec<A> m = splat(max);
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(e + i, exp_difference(load(x + i), m));
+    if (i < n) store_n(e + i, exp_difference(load_n(x + i, int(n - i)), m), int(n - i));
+}
+
+// The same for (count, heads) logits with a maximum a head.
+template <class A> inline void exp_heads(const A* x, const A* max, int64_t count, int64_t heads, A* e) {
+    if (heads == 1) return exp_all(x, max[0], count, e);
+    constexpr int W = kLanes<A>;
+    A m[W];
+    const int64_t n = count * heads;
+    for (int64_t i = 0; i < n; i += W) {
+        const int c = int(least(int64_t(W), n - i));
+        for (int j = 0; j < c; ++j) m[j] = max[(i + j) % heads];
+        for (int j = c; j < W; ++j) m[j] = 0;
+        if (c == W) store(e + i, exp_difference(load(x + i), load(m)));
+        else store_n(e + i, exp_difference(load_n(x + i, c), load(m)), c);
+    }
+}
+
+template <class A> inline void max_heads(const A* x, int64_t count, int64_t heads, A* max) {
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t h = 0; h < heads; ++h) {
+            const A v = x[j * heads + h];
+            if (!(v <= max[h]) && max[h] == max[h]) max[h] = v;
+        }
+}
+
+template <class A> inline void sum_heads(const A* e, int64_t count, int64_t heads, double* sum) {
+    if (heads == 1) {
+        double part[8] = {};
+        int64_t j = 0;
+        for (; j + 8 <= count; j += 8)
+            for (int q = 0; q < 8; ++q) part[q] += e[j + q];
+        for (; j < count; ++j) part[j & 7] += e[j];
+        sum[0] += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+        return;
+    }
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t h = 0; h < heads; ++h) sum[h] += e[j * heads + h];
+}
+
+// Longest row (logits) whose exponentials are kept between the passes; those of longer rows are computed twice.
+constexpr int64_t kKept = 1 << 14;
+
+template <class I, class T> void edge_softmax_rows(const SoftmaxArgs& a) {
+    using A = Acc<T>;
+    const View<I> g(a.g);
+    const int64_t heads = a.heads;
+    const T* logits = (const T*)a.logits;
+    for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
+        const int64_t room = most(kKept, kBlock * heads);
+        Scratch<A> e(room), max(heads), inverse(heads);
+        Scratch<double> sum(heads);
+        const int64_t block = room / heads;
+        const auto gather = [&](int64_t k, int64_t count) {
+            for (int64_t j = 0; j < count; ++j) {
+                const T* x = logits + g.eid(k + j) * heads;
+                for (int64_t h = 0; h < heads; ++h) e[j * heads + h] = A(to_acc(x[h]));
+            }
+        };
+        for (int64_t r = first; r < end; ++r) {
+            const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
+            const bool kept = k1 - k0 <= block;
+            for (int64_t h = 0; h < heads; ++h) max[h] = -A(__builtin_inf()), sum[h] = 0;
+            for (int64_t k = k0; k < k1; k += block) {
+                const int64_t count = least(block, k1 - k);
+                gather(k, count);
+                max_heads<A>(e, count, heads, max);
+            }
+            for (int64_t k = k0; k < k1; k += block) {
+                const int64_t count = least(block, k1 - k);
+                if (!kept) gather(k, count);
+                exp_heads<A>(e, max, count, heads, e);
+                sum_heads<A>(e, count, heads, sum);
+            }
+            for (int64_t k = k0; k < k1; k += block) {
+                const int64_t count = least(block, k1 - k);
+                if (!kept) gather(k, count), exp_heads<A>(e, max, count, heads, e);
+                for (int64_t h = 0; h < heads; ++h) inverse[h] = A(1 / sum[h]);
+                for (int64_t j = 0; j < count; ++j) {
+                    T* out = (T*)a.out + g.eid(k + j) * heads;
+                    for (int64_t h = 0; h < heads; ++h) out[h] = Store<T>::from(e[j * heads + h] * inverse[h]);
+                }
+            }
+        }
+    });
+}
+
+// grad_logit = a (grad - sum over the row of a * grad)
+template <class I, class T> void edge_softmax_backward_rows(const SoftmaxArgs& a) {
+    using A = Acc<T>;
+    const View<I> g(a.g);
+    const int64_t heads = a.heads;
+    const T *weights = (const T*)a.logits, *grad = (const T*)a.grad;
+    for_rows<I>(a.g, heads * 4, a.threads, [&](int64_t first, int64_t end) {
+        Scratch<double> sum(heads);
+        for (int64_t r = first; r < end; ++r) {
+            const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
+            for (int64_t h = 0; h < heads; ++h) sum[h] = 0;
+            for (int64_t k = k0; k < k1; ++k) {
+                const int64_t at = g.eid(k) * heads;
+                for (int64_t h = 0; h < heads; ++h) sum[h] += A(to_acc(weights[at + h])) * A(to_acc(grad[at + h]));
+            }
+            for (int64_t k = k0; k < k1; ++k) {
+                const int64_t at = g.eid(k) * heads;
+                for (int64_t h = 0; h < heads; ++h)
+                    ((T*)a.out)[at + h] = Store<T>::from(A(to_acc(weights[at + h])) * A(A(to_acc(grad[at + h])) - sum[h]));
+            }
+        }
+    });
+}
+
+void edge_softmax(const SoftmaxArgs& a) {
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) { edge_softmax_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+}
+void edge_softmax_backward(const SoftmaxArgs& a) {
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) { edge_softmax_backward_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+}
+
+}  // namespace

@@ -1,0 +1,105 @@
+// Walking compressed rows: ranges of rows of equal work, and blocks of a row's entries.
+#pragma once
+#include <cstdlib>
+
+#include "args.h"
+#include "simd/vec.h"
+
+namespace {
+using namespace ampgnn;
+
+// Entries of a row handled at once: their ids and addresses stay in the first-level cache.
+constexpr int64_t kBlock = 256;
+
+template <class I> struct View {
+    const I *indptr, *indices, *eids;
+    explicit View(const Rows& g) : indptr((const I*)g.indptr), indices((const I*)g.indices), eids((const I*)g.eids) {}
+    int64_t eid(int64_t k) const { return eids ? int64_t(eids[k]) : k; }
+};
+
+// Zeroed scratch memory of one thread, freed with it.
+template <class A> struct Scratch {
+    A* data;
+    explicit Scratch(int64_t n) {
+        const size_t bytes = (size_t(n) * sizeof(A) + 128) / 64 * 64;
+        data = (A*)aligned_alloc(64, bytes);
+        if (data) memset(data, 0, bytes);
+    }
+    ~Scratch() { free(data); }
+    Scratch(const Scratch&) = delete;
+    operator A*() const { return data; }
+};
+
+// The first row r in [lo, rows] with r + indptr[r] >= work: ranges cut there hold equal numbers of rows + entries.
+template <class I> int64_t row_at(const I* indptr, int64_t rows, int64_t work) {
+    int64_t lo = 0, hi = rows;
+    while (lo < hi) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        if (mid + int64_t(indptr[mid]) - int64_t(indptr[0]) < work) lo = mid + 1; else hi = mid;
+    }
+    return lo;
+}
+
+// Calls body(first_row, end_row, range) on `ranges` ranges of rows; each range runs on one thread, in row order.
+template <class I, class Body> void for_ranges(const Rows& g, int64_t ranges, int threads, const Body& body) {
+    const I* indptr = (const I*)g.indptr;
+    const int64_t total = g.rows + g.nnz;
+    const auto one = [&](int64_t range) {
+        const int64_t first = row_at(indptr, g.rows, total * range / ranges);
+        const int64_t end = range + 1 == ranges ? g.rows : row_at(indptr, g.rows, total * (range + 1) / ranges);
+        if (first < end) body(first, end, range);
+    };
+    if (threads <= 1 || ranges <= 1) {
+        for (int64_t range = 0; range < ranges; ++range) one(range);
+        return;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t range = 0; range < ranges; ++range) one(range);
+}
+
+// As for_ranges, for kernels whose rows are independent: `width` is the cost of an entry.
+template <class I, class Body> void for_rows(const Rows& g, int64_t width, int threads, const Body& body) {
+    constexpr int64_t kWorthAThread = 1 << 15, kRangesAThread = 32;
+    const int64_t work = (g.rows + g.nnz) * (width + 8);
+    const int64_t ranges = least(most(work / kWorthAThread, int64_t(1)), threads * kRangesAThread);
+    for_ranges<I>(g, threads <= 1 ? 1 : ranges, threads, [&](int64_t a, int64_t b, int64_t) { body(a, b); });
+}
+
+template <class P> struct PointeeOf;
+template <class P> struct PointeeOf<P*> { using type = P; };
+#define AMPGNN_TYPE(tag) typename PointeeOf<decltype(tag)>::type
+
+// Calls f with a null pointer of the type that `dtype` names: a tag, read by AMPGNN_TYPE.
+template <class F> void with_dtype(DType dtype, const F& f) {
+    switch (dtype) {
+        case DType::f64: return f((double*)nullptr);
+        case DType::f32: return f((float*)nullptr);
+        case DType::f16: return f((f16*)nullptr);
+        case DType::bf16: return f((bf16*)nullptr);
+    }
+}
+template <class F> void with_index(const Rows& g, const F& f) {
+    if (g.wide) f((int64_t*)nullptr); else f((int32_t*)nullptr);
+}
+// Calls f(I*, T*) with the types of ids and of features.
+template <class F> void with_types(const Rows& g, DType dtype, const F& f) {
+    with_index(g, [&](auto* i) { with_dtype(dtype, [&](auto* t) { f(i, t); }); });
+}
+
+template <class T> inline void store_row(T* to, const Acc<T>* from, int64_t n) {
+    constexpr int W = kLanes<Acc<T>>;
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(to + i, load(from + i));
+    if (i < n) store_n(to + i, load_n(from + i, int(n - i)), int(n - i));
+}
+template <class T> inline void load_row(Acc<T>* to, const T* from, int64_t n) {
+    constexpr int W = kLanes<Acc<T>>;
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(to + i, load(from + i));
+    for (; i < n; ++i) to[i] = to_acc(from[i]);
+}
+template <class A> inline void scale_row(A* x, A factor, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+}  // namespace

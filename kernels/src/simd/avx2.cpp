@@ -1,0 +1,2 @@
+#define AMPGNN_ISA avx2
+#include "kernels.inl"

@@ -1,0 +1,2 @@
+#define AMPGNN_ISA avx512
+#include "kernels.inl"

@@ -1,0 +1,2 @@
+#define AMPGNN_ISA generic
+#include "kernels.inl"

@@ -1,0 +1,214 @@
+// Vectors of float and double in the widest registers of the instruction set this file is compiled for.
+// Arithmetic is GCC's vector extension; only conversions to and from the half types are written by hand.
+// Everything has internal linkage: two instruction sets must never share a symbol.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+typedef float VecF __attribute__((vector_size(kVectorBytes)));
+typedef double VecD __attribute__((vector_size(kVectorBytes)));
+typedef int32_t VecI __attribute__((vector_size(kVectorBytes)));
+typedef int64_t VecL __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t VecH __attribute__((vector_size(kVectorBytes / 2)));
+
+template <class A> struct Traits;
+template <> struct Traits<float> { using Vec = VecF; using Int = VecI; using Bits = int32_t; };
+template <> struct Traits<double> { using Vec = VecD; using Int = VecL; using Bits = int64_t; };
+template <class A> using Vec = typename Traits<A>::Vec;
+template <class A> constexpr int kLanes = kVectorBytes / int(sizeof(A));
+
+// The type sums are made in: float for every type but double.
+template <class T> struct AccOf { using type = float; };
+template <> struct AccOf<double> { using type = double; };
+template <class T> using Acc = typename AccOf<T>::type;
+
+template <class A> inline A least(A a, A b) { return b < a ? b : a; }
+template <class A> inline A most(A a, A b) { return a < b ? b : a; }
+
+template <class To, class From> inline To bit_cast(From x) {
+    static_assert(sizeof(To) == sizeof(From), "");
+    To y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+
+// ---- one element
+
+inline float to_acc(float x) { return x; }
+inline double to_acc(double x) { return x; }
+inline float to_acc(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
+inline float to_acc(f16 x) {
+#if defined(__F16C__)
+    return _cvtsh_ss(x.bits);
+#elif defined(__aarch64__)
+    return float(bit_cast<__fp16>(x.bits));
+#else
+    const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, magnitude = x.bits & 0x7fff;
+    if (magnitude >= 0x7c00) return bit_cast<float>(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+    if (magnitude >= 0x0400) return bit_cast<float>(sign | ((magnitude << 13) + (uint32_t(127 - 15) << 23)));
+    return bit_cast<float>(sign | bit_cast<uint32_t>(float(magnitude) * 0x1p-24f));
+#endif
+}
+
+template <class T> struct Store;
+template <> struct Store<float> { static float from(float x) { return x; } };
+template <> struct Store<double> { static double from(double x) { return x; } };
+template <> struct Store<bf16> {  // to nearest even; a NaN stays one
+    static bf16 from(float x) {
+        const uint32_t b = bit_cast<uint32_t>(x);
+        if (x != x) return {uint16_t(b >> 16 | 0x40)};
+        return {uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16)};
+    }
+};
+template <> struct Store<f16> {
+    static f16 from(float x) {
+#if defined(__F16C__)
+        return {uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
+#elif defined(__aarch64__)
+        return {bit_cast<uint16_t>(__fp16(x))};
+#else
+        const uint32_t b = bit_cast<uint32_t>(x), sign = b >> 16 & 0x8000, magnitude = b & 0x7fffffff;
+        if (magnitude > 0x7f800000) return {uint16_t(sign | 0x7e00 | (magnitude >> 13 & 0x3ff))};
+        if (magnitude >= 0x477ff000) return {uint16_t(sign | 0x7c00)};  // 65520 and more
+        if (magnitude < 0x38800000)  // subnormal: adding 0.5 leaves the rounded bits in the mantissa's end
+            return {uint16_t(sign | (bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000))};
+        return {uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13))};
+#endif
+    }
+};
+
+// ---- a whole vector
+
+template <class A> inline Vec<A> splat(A x) { return x - Vec<A>{}; }
+template <class A> inline Vec<A> load(const A* p) {
+    Vec<A> v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class A> inline void store(A* p, Vec<A> v) { memcpy(p, &v, sizeof v); }
+
+#if defined(__AVX512F__)
+inline VecF widen(__m256i h, bf16) { return (VecF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16); }
+inline VecF widen(__m256i h, f16) { return (VecF)_mm512_cvtph_ps(h); }
+template <class T> inline VecF load_half(const T* p) { return widen(_mm256_loadu_si256((const __m256i*)p), T{}); }
+inline __m256i narrow(VecF v, bf16) {
+    const __m512i b = (__m512i)v;
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(rounded, nan, b, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+}
+inline __m256i narrow(VecF v, f16) { return _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+template <class T> inline void store_half(T* p, VecF v) { _mm256_storeu_si256((__m256i*)p, narrow(v, T{})); }
+#elif defined(__AVX2__)
+inline VecF widen(__m128i h, bf16) { return (VecF)_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16); }
+inline VecF widen(__m128i h, f16) { return (VecF)_mm256_cvtph_ps(h); }
+template <class T> inline VecF load_half(const T* p) { return widen(_mm_loadu_si128((const __m128i*)p), T{}); }
+inline __m128i narrow(VecF v, bf16) {
+    const __m256i b = (__m256i)v;
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(b, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = (__m256i)_mm256_cmp_ps((__m256)v, (__m256)v, _CMP_UNORD_Q);
+    const __m256i kept = _mm256_blendv_epi8(rounded, _mm256_or_si256(b, _mm256_set1_epi32(0x400000)), nan);
+    const __m256i high = _mm256_srli_epi32(kept, 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+inline __m128i narrow(VecF v, f16) { return _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+template <class T> inline void store_half(T* p, VecF v) { _mm_storeu_si128((__m128i*)p, narrow(v, T{})); }
+#else
+template <class T> inline VecF load_half(const T* p) {
+    VecF v;
+    for (int i = 0; i < kLanes<float>; ++i) v[i] = to_acc(p[i]);
+    return v;
+}
+template <class T> inline void store_half(T* p, VecF v) {
+    for (int i = 0; i < kLanes<float>; ++i) p[i] = Store<T>::from(v[i]);
+}
+#endif
+inline VecF load(const bf16* p) { return load_half(p); }
+inline VecF load(const f16* p) { return load_half(p); }
+inline void store(bf16* p, VecF v) { store_half(p, v); }
+inline void store(f16* p, VecF v) { store_half(p, v); }
+
+// ---- the first n lanes of a vector, 0 < n < kLanes; the rest of a load is 0
+
+#if defined(__AVX512F__)
+inline VecF load_n(const float* p, int n) { return (VecF)_mm512_maskz_loadu_ps((1u << n) - 1, p); }
+inline VecD load_n(const double* p, int n) { return (VecD)_mm512_maskz_loadu_pd((1u << n) - 1, p); }
+inline VecF load_n(const bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16((1u << n) - 1, p), bf16{}); }
+inline VecF load_n(const f16* p, int n) { return widen(_mm256_maskz_loadu_epi16((1u << n) - 1, p), f16{}); }
+#else
+template <class T> inline Vec<Acc<T>> load_n(const T* p, int n) {
+    T lanes[kLanes<Acc<T>>] = {};
+    memcpy(lanes, p, n * sizeof(T));
+    return load(lanes);
+}
+#endif
+template <class T> inline void store_n(T* p, Vec<Acc<T>> v, int n) {
+    T lanes[kLanes<Acc<T>>];
+    store(lanes, v);
+    memcpy(p, lanes, n * sizeof(T));
+}
+
+template <class A> inline A lanes_sum(Vec<A> v) {  // always the same tree
+    A lanes[kLanes<A>];
+    store(lanes, v);
+    for (int half = kLanes<A> / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+// ---- exponential of x <= 0 (or NaN), for softmax: within 2^-22 relative, exactly 0 below the smallest subnormal.
+// exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln 2 / 2, exp(r) by its Taylor series. `rest` is what x lost to
+// rounding: exp(x + rest) = exp(x) (1 + rest).
+
+inline VecF exp_nonpositive(VecF x, VecF rest) {
+    const VecF floor = splat(-104.f), magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+    const VecF y = x < floor ? floor : x;
+    const VecF shifted = y * 1.44269504f + magic, n = shifted - magic;
+    const VecF r = (y - n * 0.693145752f) - n * 1.42860677e-6f;
+    VecF p = splat(1.f / 5040);
+    p = p * r + 1.f / 720;
+    p = p * r + 1.f / 120;
+    p = p * r + 1.f / 24;
+    p = p * r + 1.f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.f;
+    p = p * r + 1.f;
+    p += p * rest;
+    // 2^n in two factors, so that results below 2^-126 are rounded once, as subnormals.
+    const VecI k = __builtin_convertvector(n, VecI), k1 = k / 2, k2 = k - k1;
+    const VecF scaled = p * (VecF)((k1 + 127) << 23) * (VecF)((k2 + 127) << 23);
+    return x != x ? x : scaled;
+}
+
+inline VecD exp_nonpositive(VecD x, VecD rest) {
+    VecD y;
+    for (int i = 0; i < kLanes<double>; ++i) y[i] = __builtin_exp(x[i]);
+    return y + y * rest;
+}
+
+// exp(x - max), the difference taken without rounding error.
+template <class V> inline V exp_difference(V x, V max) {
+    const V d = x - max, b = d - x, rest = (x - (d - b)) - (max + b);
+    return exp_nonpositive(d, rest == rest ? rest : V{});
+}
+
+}  // namespace
