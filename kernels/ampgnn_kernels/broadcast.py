@@ -21,7 +21,14 @@ class Plan(NamedTuple):
     rhs_step: int
 
     def arguments(self) -> tuple[int, ...]:
-        return self.outer, self.inner, self.lhs_off.data_ptr(), self.rhs_off.data_ptr(), self.lhs_step, self.rhs_step
+        return (
+            self.outer,
+            self.inner,
+            self.lhs_off.data_ptr(),
+            self.rhs_off.data_ptr(),
+            self.lhs_step,
+            self.rhs_step,
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -31,12 +38,14 @@ def plan(lhs: Size, rhs: Size, dot: bool = False) -> Plan:
     Raises:
         ValueError: the shapes do not broadcast; for ``dot`` also if their last dimensions differ.
     """
+    if dot and (not lhs or not rhs or lhs[-1] != rhs[-1]):
+        raise ValueError(
+            f"dot needs an equal last dimension, got feature shapes {tuple(lhs)} and {tuple(rhs)}"
+        )
     try:
         out = torch.broadcast_shapes(lhs, rhs)
     except RuntimeError:
         raise ValueError(f"feature shapes {tuple(lhs)} and {tuple(rhs)} do not broadcast") from None
-    if dot and (not lhs or not rhs or lhs[-1] != rhs[-1]):
-        raise ValueError(f"dot needs an equal last dimension, got feature shapes {tuple(lhs)} and {tuple(rhs)}")
     dims = _merged(out, _strides(lhs, len(out)), _strides(rhs, len(out)), keep_last=dot)
     (inner, lhs_step, rhs_step), outer = dims[-1], dims[:-1]
     lhs_off = rhs_off = torch.zeros(1, dtype=torch.int64)
@@ -72,10 +81,8 @@ def _merged(out: Size, lhs: list[int], rhs: list[int], keep_last: bool) -> list[
 
 
 def unbroadcast(grad: Tensor, features: Size) -> Tensor:
-    """``grad`` (rows, *broadcast) summed down to (rows, *features)."""
-    missing = grad.dim() - 1 - len(features)
-    padded = (1,) * missing + tuple(features)
-    dims = [i + 1 for i, (have, want) in enumerate(zip(grad.shape[1:], padded, strict=True)) if have != want]
-    if dims:
-        grad = grad.sum(dims, keepdim=True)
-    return grad.reshape(grad.shape[0], *features)
+    """``grad`` (rows, *broadcast) summed down to (rows, *features), of as many dimensions."""
+    dims = [
+        i + 1 for i, (have, want) in enumerate(zip(grad.shape[1:], features, strict=True)) if have != want
+    ]
+    return grad.sum(dims, keepdim=True) if dims else grad

@@ -110,14 +110,14 @@ def edge_softmax(indptr, indices, eids, logits) -> Tensor:
     return out
 
 
-def edge_softmax_backward(indptr, indices, eids, weights, grad) -> Tensor:
-    weights, grad = weights.contiguous(), grad.contiguous()
-    out = torch.empty_like(weights)
+def edge_softmax_backward(indptr, indices, eids, logits, grad) -> Tensor:
+    logits, grad = logits.contiguous(), grad.contiguous()
+    out = torch.empty_like(logits)
     _C.edge_softmax_backward(
         *_rows(indptr, indices, eids),
-        DTYPES[weights.dtype],
-        _width(weights),
-        weights.data_ptr(),
+        DTYPES[logits.dtype],
+        _width(logits),
+        logits.data_ptr(),
         grad.data_ptr(),
         out.data_ptr(),
         torch.get_num_threads(),
@@ -146,7 +146,13 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
     grad_er = er.new_zeros((parts, *er.shape))
     threads = torch.get_num_threads()
     _C.row_dot(
-        DTYPES[h.dtype], er.numel(), dim, grad.data_ptr(), out.contiguous().data_ptr(), delta.data_ptr(), threads
+        DTYPES[h.dtype],
+        er.numel(),
+        dim,
+        grad.data_ptr(),
+        out.contiguous().data_ptr(),
+        delta.data_ptr(),
+        threads,
     )
     at, ends, _, _, edges, wide = _rows(rindptr, rindices, None)
     _C.attention_backward(

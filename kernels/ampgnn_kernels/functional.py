@@ -28,8 +28,8 @@ def spmm(
         op: "copy_u", "copy_e", "add", "sub", "mul" or "div"; Dx and Dw broadcast.
         reduce: "sum", "mean", "max" or "min". Sums are made in float32 (float64 for float64), so a mean is finite
             whenever its value is. NaN passes through max and min as in ``torch.amax``.
-        src_scale: (num_src,) float32 factors of each message, for "sum" and "mean".
-        dst_scale: (num_dst,) float32 factors of each result, for "sum" and "mean". No gradient flows to the scales.
+        src_scale: (num_src,) factors of each message, taken in float32 (float64 for float64), for "sum" and "mean".
+        dst_scale: (num_dst,) factors of each result, likewise, for "sum" and "mean". No gradient flows to the scales.
 
     Returns:
         (num_dst, *D) in the operands' type (``torch.result_type`` of the two); 0 where a destination has no edge.
@@ -41,12 +41,13 @@ def spmm(
     _one_of("reduce", reduce, REDUCES)
     x = None if op == "copy_e" else _features("x", x, graph.num_src, graph)
     w = None if op == "copy_u" else _features("w", w, graph.num_edges, graph)
-    x, w = _same_type(x, w)
+    x, w = _aligned(x, w)
     extreme = reduce in ("max", "min")
     if extreme and (src_scale is not None or dst_scale is not None):
         raise ValueError(f"src_scale and dst_scale are for the reducers sum and mean, not {reduce}")
-    src_scale = _scale("src_scale", src_scale, graph.num_src, graph)
-    dst_scale = _scale("dst_scale", dst_scale, graph.num_dst, graph)
+    wide = accumulator((w if x is None else x).dtype)
+    src_scale = _scale("src_scale", src_scale, graph.num_src, graph, wide)
+    dst_scale = _scale("dst_scale", dst_scale, graph.num_dst, graph, wide)
     grad = _needs_grad(x, w)
     return _ops.spmm(*_edges(graph, grad), x, w, op, reduce, src_scale, dst_scale, extreme and grad)[0]
 
@@ -78,7 +79,7 @@ def sddmm(
     counts = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges}
     lhs = None if op == "copy_rhs" else _features("lhs", lhs, counts[lhs_target], graph)
     rhs = None if op == "copy_lhs" else _features("rhs", rhs, counts[rhs_target], graph)
-    lhs, rhs = _same_type(lhs, rhs)
+    lhs, rhs = _aligned(lhs, rhs)
     by_source = _needs_grad(lhs, rhs) or "v" not in (lhs_target, rhs_target)
     return _ops.sddmm(*_edges(graph, by_source), lhs, rhs, op, lhs_target, rhs_target, None, None)
 
@@ -153,17 +154,24 @@ def _features(name: str, t: Tensor | None, rows: int, graph: Graph) -> Tensor:
     return t
 
 
-def _scale(name: str, t: Tensor | None, rows: int, graph: Graph) -> Tensor | None:
+def _scale(name: str, t: Tensor | None, rows: int, graph: Graph, wide: torch.dtype) -> Tensor | None:
     if t is None:
         return None
     t = _features(name, t, rows, graph)
     if t.dim() != 1:
         raise ValueError(f"{name} must have shape ({rows},), got {tuple(t.shape)}")
-    return t.detach().float().contiguous()
+    return t.detach().to(wide).contiguous()
 
 
-def _same_type(a: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    if a is None or b is None or a.dtype == b.dtype:
+def _aligned(a: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Both in one type and with as many feature dimensions, aligned at the right."""
+    if a is None or b is None:
         return a, b
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    return a.to(dtype), b.to(dtype)
+    if a.dtype != b.dtype:
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(dtype), b.to(dtype)
+    if a.dim() < b.dim():
+        a = a.reshape(a.shape[0], *[1] * (b.dim() - a.dim()), *a.shape[1:])
+    elif b.dim() < a.dim():
+        b = b.reshape(b.shape[0], *[1] * (a.dim() - b.dim()), *b.shape[1:])
+    return a, b

@@ -31,7 +31,9 @@ class Graph:
         csr: edges grouped by source, or None; whichever is missing is made when first asked for and kept.
     """
 
-    def __init__(self, num_src: int, num_dst: int, csc: Compressed | None = None, csr: Compressed | None = None):
+    def __init__(
+        self, num_src: int, num_dst: int, csc: Compressed | None = None, csr: Compressed | None = None
+    ):
         if csc is None and csr is None:
             raise ValueError("Graph: give csc, csr or both")
         self.num_src, self.num_dst = num_src, num_dst
@@ -39,7 +41,9 @@ class Graph:
         self._reversed: Graph | None = None
 
     @classmethod
-    def from_coo(cls, src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None) -> Graph:
+    def from_coo(
+        cls, src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None
+    ) -> Graph:
         """The graph whose edge ``i`` goes from ``src[i]`` to ``dst[i]`` (int32 or int64, on the CPU or a GPU).
 
         Without ``num_src`` and ``num_dst`` the graph has as many nodes, on both sides, as its largest id asks for.
@@ -58,7 +62,12 @@ class Graph:
 
     @classmethod
     def from_csc(
-        cls, indptr: Tensor, indices: Tensor, eids: Tensor | None = None, num_src: int | None = None, check: bool = True
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        eids: Tensor | None = None,
+        num_src: int | None = None,
+        check: bool = True,
     ) -> Graph:
         """The graph with in-edges ``indptr[v] .. indptr[v + 1]`` of destination ``v`` coming from ``indices``.
 
@@ -76,7 +85,11 @@ class Graph:
         if check:
             _check_compressed(indptr, indices, eids, num_src)
         arrays = [a.contiguous() for a in arrays]
-        return cls(num_src, indptr.numel() - 1, csc=Compressed(arrays[0], arrays[1], arrays[2] if eids is not None else None))
+        return cls(
+            num_src,
+            indptr.numel() - 1,
+            csc=Compressed(arrays[0], arrays[1], arrays[2] if eids is not None else None),
+        )
 
     @property
     def csc(self) -> Compressed:
@@ -157,14 +170,21 @@ def _check_ids(*arrays: Tensor, same_length: bool = True) -> None:
         if a.dtype != first.dtype:
             raise TypeError(f"graph ids must share one type, got {first.dtype} and {a.dtype}")
         if a.dim() != 1 or (same_length and a.shape != first.shape):
-            raise ValueError(f"graph ids must be vectors of one length, got shapes {tuple(first.shape)} and {tuple(a.shape)}")
+            raise ValueError(
+                f"graph ids must be vectors of one length, got shapes {tuple(first.shape)} and {tuple(a.shape)}"
+            )
         if a.device != first.device:
             raise ValueError(f"graph ids must be on one device, got {first.device} and {a.device}")
 
 
 def _check_compressed(indptr: Tensor, indices: Tensor, eids: Tensor | None, num_src: int) -> None:
     edges = indices.numel()
-    if indptr.numel() == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != edges or bool((indptr.diff() < 0).any()):
+    if (
+        indptr.numel() == 0
+        or int(indptr[0]) != 0
+        or int(indptr[-1]) != edges
+        or bool((indptr.diff() < 0).any())
+    ):
         raise ValueError(f"indptr must rise from 0 to the number of edges, {edges}")
     if edges and not (0 <= int(indices.min()) and int(indices.max()) < num_src):
         raise ValueError(f"indices must be at least 0 and below the number of source nodes, {num_src}")
@@ -184,11 +204,20 @@ def _group(row: Tensor, col: Tensor, rows: int, cols: int, names=("row", "col"))
     edges, wide = row.numel(), row.dtype == torch.int64
     bad = _C.find_bad_edge(row.data_ptr(), col.data_ptr(), edges, rows, cols, wide)
     if bad >= 0:
-        name, value, limit = (names[0], int(row[bad]), rows) if not 0 <= row[bad] < rows else (names[1], int(col[bad]), cols)
+        name, value, limit = (
+            (names[0], int(row[bad]), rows) if not 0 <= row[bad] < rows else (names[1], int(col[bad]), cols)
+        )
         raise ValueError(f"edge {bad}: {name} is {value}, allowed are 0 to {limit - 1}")
     indptr, indices, eids = row.new_empty(rows + 1), torch.empty_like(col), torch.empty_like(col)
     in_order = _C.coo_to_rows(
-        row.data_ptr(), col.data_ptr(), edges, rows, indptr.data_ptr(), indices.data_ptr(), eids.data_ptr(), wide
+        row.data_ptr(),
+        col.data_ptr(),
+        edges,
+        rows,
+        indptr.data_ptr(),
+        indices.data_ptr(),
+        eids.data_ptr(),
+        wide,
     )
     return Compressed(indptr, indices, None if in_order else eids)
 

@@ -2,7 +2,7 @@
 
 An operator takes a graph as tensors: its edges grouped by the row that receives (``indptr, indices, eids``) and,
 where a gradient is wanted, grouped by the other end (``rindptr, rindices, reids``). ``cols`` is the number of nodes
-at the other end. The public functions in ``functional.py`` fill these in from a ``Graph``.
+at the other end. Two operands have the same number of dimensions; scales are float32, float64 for float64 features. The public functions in ``functional.py`` fill these in from a ``Graph``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from . import cpu
 from .broadcast import plan, unbroadcast
 from .cpu import accumulator
 
-_GRAPH = "Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids, int cols"
+_GRAPH = (
+    "Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids, int cols"
+)
 _lib = torch.library.Library("ampgnn", "DEF")
 _lib.define(
     f"spmm({_GRAPH}, Tensor? x, Tensor? w, str op, str reduce, Tensor? src_scale, Tensor? dst_scale, bool with_arg)"
@@ -25,7 +27,9 @@ _lib.define(
     " Tensor? src_scale, Tensor? dst_scale) -> Tensor"
 )
 _lib.define("edge_softmax(Tensor indptr, Tensor indices, Tensor? eids, Tensor logits) -> Tensor")
-_lib.define("edge_softmax_backward(Tensor indptr, Tensor indices, Tensor? eids, Tensor weights, Tensor grad) -> Tensor")
+_lib.define(
+    "edge_softmax_backward(Tensor indptr, Tensor indices, Tensor? eids, Tensor logits, Tensor grad) -> Tensor"
+)
 _lib.define(
     "gat_attention(Tensor indptr, Tensor indices, Tensor? rindptr, Tensor? rindices, Tensor h, Tensor el, Tensor er,"
     " float negative_slope) -> (Tensor, Tensor, Tensor)"
@@ -45,7 +49,9 @@ def _cpu_spmm(indptr, indices, eids, rindptr, rindices, reids, cols, *rest):
     return cpu.spmm(indptr, indices, eids, *rest)
 
 
-def _cpu_sddmm(indptr, indices, eids, rindptr, rindices, reids, cols, lhs, rhs, op, lhs_target, rhs_target, s, d):
+def _cpu_sddmm(
+    indptr, indices, eids, rindptr, rindices, reids, cols, lhs, rhs, op, lhs_target, rhs_target, s, d
+):
     if op == "dot" and rindptr is not None and "v" not in (lhs_target, rhs_target):
         # The kernel keeps the row's own operand at hand: group the edges by the end that has one.
         turned = {"u": "v", "e": "e"}
@@ -78,14 +84,31 @@ def _shapes(a: Tensor | None, b: Tensor | None):
 
 
 @torch.library.register_fake("ampgnn::spmm", lib=_lib)
-def _(indptr, indices, eids, rindptr, rindices, reids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg):
+def _(
+    indptr, indices, eids, rindptr, rindices, reids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg
+):
     like, a, b = _shapes(x, w)
     out = like.new_empty((indptr.shape[0] - 1, *torch.broadcast_shapes(a, b)))
     return out, indices.new_empty(out.shape if with_arg else (0,))
 
 
 @torch.library.register_fake("ampgnn::sddmm", lib=_lib)
-def _(indptr, indices, eids, rindptr, rindices, reids, cols, lhs, rhs, op, lhs_target, rhs_target, src_scale, dst_scale):
+def _(
+    indptr,
+    indices,
+    eids,
+    rindptr,
+    rindices,
+    reids,
+    cols,
+    lhs,
+    rhs,
+    op,
+    lhs_target,
+    rhs_target,
+    src_scale,
+    dst_scale,
+):
     like, a, b = _shapes(lhs, rhs)
     out = torch.broadcast_shapes(a, b)
     return like.new_empty((indices.shape[0], *((*out[:-1], 1) if op == "dot" else out)))
@@ -97,8 +120,8 @@ def _(indptr, indices, eids, logits):
 
 
 @torch.library.register_fake("ampgnn::edge_softmax_backward", lib=_lib)
-def _(indptr, indices, eids, weights, grad):
-    return torch.empty_like(weights, memory_format=torch.contiguous_format)
+def _(indptr, indices, eids, logits, grad):
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
 @torch.library.register_fake("ampgnn::gat_attention", lib=_lib)
@@ -132,7 +155,9 @@ class _Edges:
         if target == "v":
             return *self.here, *self.there, self.cols
         if self.there[0] is None:
-            raise RuntimeError("a gradient needs the edges grouped by source too: pass rindptr, rindices, reids")
+            raise RuntimeError(
+                "a gradient needs the edges grouped by source too: pass rindptr, rindices, reids"
+            )
         return *self.there, *self.here, self.rows
 
     @property
@@ -168,7 +193,7 @@ def _spmm_backward(ctx, grad, _):
         grad_x, grad_w = _extreme_backward(edges, ctx.op, x, w, grad, arg, need_x, need_w)
     else:
         if ctx.reduce == "mean":
-            mean = 1 / edges.here[0].diff().clamp(min=1).float()
+            mean = 1 / edges.here[0].diff().clamp(min=1).to(accumulator(grad.dtype))
             dst_scale = mean if dst_scale is None else mean * dst_scale
         scales = (src_scale, dst_scale)
         grad_x = _sum_backward_x(edges, ctx.op, x, w, grad, scales) if need_x else None
@@ -196,7 +221,8 @@ def _sum_backward_w(edges, op, x, w, grad, scales):
             return sddmm(x, grad, "mul").reshape(w.shape)
         if split is not None:
             heads = features[:split].numel(), features[split:].numel()
-            return sddmm(x.reshape(-1, *heads), grad.reshape(-1, *heads), "dot").reshape(w.shape)
+            flat = (t.reshape(t.shape[0], *heads) for t in (x, grad))
+            return sddmm(*flat, "dot").reshape(w.shape)
     if op == "copy_e":
         return sddmm(None, grad, "copy_rhs")
     x, grad, wide = _wide(x, grad, w)
@@ -211,11 +237,10 @@ def _sum_backward_w(edges, op, x, w, grad, scales):
 
 def _dot_split(w, features) -> int | None:
     """The dimension from which on w is broadcast over all of the features, if that is how it broadcasts."""
-    w = (1,) * (len(features) - len(w)) + tuple(w)
     split = len(features)
     while split and w[split - 1] == 1:
         split -= 1
-    return split if w[:split] == tuple(features[:split]) else None
+    return split if w[:split] == features[:split] else None
 
 
 def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
@@ -235,9 +260,7 @@ def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     wide_x, wide_w, grad = _wide(x, w, grad)
 
     def chosen(t: Tensor, ids: Tensor) -> Tensor:
-        missing = len(features) - (t.dim() - 1)
-        full = t.reshape(t.shape[0], *[1] * missing, *t.shape[1:]).expand(-1, *features)
-        return full.gather(0, ids)
+        return t.expand(-1, *features).gather(0, ids)
 
     of_w = chosen(wide_w, entry if eids is None else eids.long()[entry])
     of_x = chosen(wide_x, indices.long()[entry])
@@ -310,30 +333,28 @@ def _edge_slope(edges, op, own, other, targets, grad, scales, side):
 
 
 def _save_edge_softmax(ctx, inputs, output):
-    indptr, indices, eids, _ = inputs
-    ctx.save_for_backward(indptr, indices, eids, output)
+    ctx.save_for_backward(*inputs)
 
 
 def _edge_softmax_backward(ctx, grad):
     return None, None, None, _ops.edge_softmax_backward(*ctx.saved_tensors, grad)
 
 
-def _save_edge_softmax_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
 def _edge_softmax_double_backward(ctx, grad):
-    """Of a (g - s), s the row sum of a g: by a, z (g - s) - g r; by g, a (z - r); r the row sum of a z."""
-    indptr, indices, eids, a, g = ctx.saved_tensors
+    """Of a (g - s), s the row sum of a g, against z: by g it is a (z - r), r the row sum of a z; by a it is
+    t = z (g - s) - g r, and so by the logits a (t - the row sum of a t)."""
+    indptr, indices, eids, logits, g = ctx.saved_tensors
     graph = (indptr, indices, eids, None, None, None, 0)
 
     def row_sum(x):  # on every edge of the row
         total = _ops.spmm(*graph, None, x, "copy_e", "sum", None, None, False)[0]
         return _ops.sddmm(*graph, None, total, "copy_rhs", "u", "v", None, None)
 
-    a_, g_, z = _wide(a, g, grad)
-    s, r = row_sum(a_ * g_), row_sum(a_ * z)
-    return None, None, None, (z * (g_ - s) - g_ * r).to(a.dtype), (a_ * (z - r)).to(g.dtype)
+    wide, g, z = _wide(logits, g, grad)
+    a = _ops.edge_softmax(indptr, indices, eids, wide)
+    s, r = row_sum(a * g), row_sum(a * z)
+    t = z * (g - s) - g * r
+    return None, None, None, (a * (t - row_sum(a * t))).to(logits.dtype), (a * (z - r)).to(logits.dtype)
 
 
 def _save_gat_attention(ctx, inputs, output):
@@ -345,7 +366,9 @@ def _save_gat_attention(ctx, inputs, output):
 
 def _gat_attention_backward(ctx, grad, *_):
     if ctx.saved_tensors[0] is None:
-        raise RuntimeError("the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices")
+        raise RuntimeError(
+            "the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices"
+        )
     gradients = _ops.gat_attention_backward(*ctx.saved_tensors, grad, ctx.negative_slope)
     return None, None, None, None, *gradients, None
 
@@ -354,7 +377,7 @@ for _name, _backward, _save in (
     ("spmm", _spmm_backward, _save_spmm),
     ("sddmm", _sddmm_backward, _save_sddmm),
     ("edge_softmax", _edge_softmax_backward, _save_edge_softmax),
-    ("edge_softmax_backward", _edge_softmax_double_backward, _save_edge_softmax_backward),
+    ("edge_softmax_backward", _edge_softmax_double_backward, _save_edge_softmax),
     ("gat_attention", _gat_attention_backward, _save_gat_attention),
 ):
     torch.library.register_autograd(f"ampgnn::{_name}", _backward, setup_context=_save, lib=_lib)

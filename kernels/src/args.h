@@ -39,8 +39,8 @@ struct SpmmArgs {
     int64_t x_stride;
     const void* w;  // (num_edges, w_width) in edge-id order
     int64_t w_stride;
-    const float* src_scale;  // (num_src,) or null
-    const float* dst_scale;  // (rows,) or null
+    const void* src_scale;  // (num_src,) float, double for f64, or null
+    const void* dst_scale;  // (rows,) the same
     void* out;               // (rows, outer * inner)
     void* arg;               // the same shape, ids as wide as the graph's, or null: entry k of the extreme edge, or -1
     int threads;
@@ -54,8 +54,8 @@ struct SddmmArgs {
     const void *lhs, *rhs;
     int64_t lhs_stride, rhs_stride;
     Target lhs_target, rhs_target;
-    const float* src_scale;
-    const float* dst_scale;
+    const void* src_scale;
+    const void* dst_scale;
     void* out;  // (num_edges, outer * inner), for dot (num_edges, outer), in edge-id order
     int threads;
 };
@@ -64,7 +64,7 @@ struct SoftmaxArgs {
     Rows g;
     DType dtype;
     int64_t heads;
-    const void* logits;  // forward: (num_edges, heads); backward: the forward's result
+    const void* logits;  // (num_edges, heads)
     const void* grad;    // backward only: gradient of the result
     void* out;
     int threads;

@@ -29,12 +29,13 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim;
     const A *el = (const A*)a.el, *er = (const A*)a.er, slope = A(a.negative_slope);
     for_rows<I>(a.g, n + heads * 8, a.threads, [&](int64_t first, int64_t end) {
-        Scratch<A> acc(n + kLanes<A>), s(kBlock * heads), max(heads);
+        RowSum<A> row(n);
+        Scratch<A> s(kBlock * heads), max(heads);
         Scratch<double> sum(heads);
         Scratch<const T*> xs(kBlock);
         for (int64_t v = first; v < end; ++v) {
             const int64_t k0 = g.indptr[v], k1 = g.indptr[v + 1];
-            memset(acc.data, 0, (n + kLanes<A>) * sizeof(A));
+            row.clear();
             for (int64_t h = 0; h < heads; ++h) max[h] = -A(__builtin_inf()), sum[h] = 0;
             for (int64_t k = k0; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
@@ -47,8 +48,10 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
                 exp_heads<A>(s, max, count, heads, s);
                 sum_heads<A>(s, count, heads, sum);
                 for (int64_t j = 0; j < count; ++j) xs[j] = (const T*)a.h + int64_t(g.indices[k + j]) * n;
-                accumulate_heads<T>({xs, s, nullptr, heads, count}, heads, dim, acc);
+                accumulate_heads<T>({xs, s, nullptr, heads, count}, heads, dim, row.block);
+                row.close_block();
             }
+            A* acc = row.all;
             for (int64_t h = 0; h < heads; ++h) {
                 if (k1 > k0) scale_row<A>(acc + h * dim, A(1 / sum[h]), dim);
                 ((A*)a.max)[v * heads + h] = max[h];
@@ -70,12 +73,13 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
     const A *max = (const A*)a.max, *sum = (const A*)a.sum, *delta = (const A*)a.delta;
     for_ranges<I>(a.g, a.parts, a.threads, [&](int64_t first, int64_t end, int64_t part) {
         A* grad_er = (A*)a.grad_er + part * a.num_dst * heads;
-        Scratch<A> acc(n + kLanes<A>), wide(n + kLanes<A>), s(kFew * heads), w(kFew * heads), m(kFew * heads), d(kFew * heads);
+        RowSum<A> row(n);
+        Scratch<A> wide(n + kLanes<A>), s(kFew * heads), w(kFew * heads), m(kFew * heads), d(kFew * heads);
         Scratch<A> inverse(kFew * heads), grad_el(heads);
         Scratch<const T*> ys(kFew);
         for (int64_t u = first; u < end; ++u) {
             const int64_t k0 = g.indptr[u], k1 = g.indptr[u + 1];
-            memset(acc.data, 0, (n + kLanes<A>) * sizeof(A));
+            row.clear();
             for (int64_t h = 0; h < heads; ++h) grad_el[h] = 0;
             load_row<T>(wide, (const T*)a.h + u * n, n);
             for (int64_t k = k0; k < k1; k += kFew) {
@@ -110,9 +114,10 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                         grad_er[v * heads + h] += gradient;
                     }
                 }
-                accumulate_heads<T>({ys, w, nullptr, heads, count}, heads, dim, acc);
+                accumulate_heads<T>({ys, w, nullptr, heads, count}, heads, dim, row.block);
+                if ((k - k0) % kBlock == kBlock - kFew || k + kFew >= k1) row.close_block();
             }
-            store_row((T*)a.grad_h + u * n, (const A*)acc, n);
+            store_row((T*)a.grad_h + u * n, (const A*)row.all, n);
             for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] = grad_el[h];
         }
     });

@@ -28,7 +28,7 @@ void spmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t n
           Address arg, int threads) {
     kernels().spmm({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Op(op), Reduce(reduce),
                     broadcast_of(outer, inner, lhs_off, rhs_off, lhs_step, rhs_step), at(x), x_stride, at(w), w_stride,
-                    at<float>(src_scale), at<float>(dst_scale), at(out), at(arg), threads});
+                    at(src_scale), at(dst_scale), at(out), at(arg), threads});
 }
 
 void sddmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype, int op,
@@ -37,7 +37,7 @@ void sddmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t 
            Address dst_scale, Address out, int threads) {
     kernels().sddmm({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Op(op),
                      broadcast_of(outer, inner, lhs_off, rhs_off, lhs_step, rhs_step), at(lhs), at(rhs), lhs_stride,
-                     rhs_stride, Target(lhs_target), Target(rhs_target), at<float>(src_scale), at<float>(dst_scale),
+                     rhs_stride, Target(lhs_target), Target(rhs_target), at(src_scale), at(dst_scale),
                      at(out), threads});
 }
 
@@ -48,9 +48,9 @@ void edge_softmax(Address indptr, Address indices, Address eids, int64_t rows, i
 }
 
 void edge_softmax_backward(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype,
-                           int64_t heads, Address weights, Address grad, Address out, int threads) {
+                           int64_t heads, Address logits, Address grad, Address out, int threads) {
     kernels().edge_softmax_backward(
-        {rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), heads, at(weights), at(grad), at(out), threads});
+        {rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), heads, at(logits), at(grad), at(out), threads});
 }
 
 void attention(Address indptr, Address indices, int64_t rows, int64_t nnz, bool wide, int dtype, int64_t heads, int64_t dim,

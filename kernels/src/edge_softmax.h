@@ -59,10 +59,9 @@ template <class I, class T> void edge_softmax_rows(const SoftmaxArgs& a) {
     const int64_t heads = a.heads;
     const T* logits = (const T*)a.logits;
     for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
-        const int64_t room = most(kKept, kBlock * heads);
-        Scratch<A> e(room), max(heads), inverse(heads);
+        const int64_t block = most(kKept / heads, int64_t(1));
+        Scratch<A> e(block * heads), max(heads), inverse(heads);
         Scratch<double> sum(heads);
-        const int64_t block = room / heads;
         const auto gather = [&](int64_t k, int64_t count) {
             for (int64_t j = 0; j < count; ++j) {
                 const T* x = logits + g.eid(k + j) * heads;
@@ -97,25 +96,51 @@ template <class I, class T> void edge_softmax_rows(const SoftmaxArgs& a) {
     });
 }
 
-// grad_logit = a (grad - sum over the row of a * grad)
+// grad_logit = a (grad - sum over the row of a * grad), with a made anew from the logits: a rounded weight would leave
+// its error in every gradient of the row.
 template <class I, class T> void edge_softmax_backward_rows(const SoftmaxArgs& a) {
     using A = Acc<T>;
     const View<I> g(a.g);
     const int64_t heads = a.heads;
-    const T *weights = (const T*)a.logits, *grad = (const T*)a.grad;
-    for_rows<I>(a.g, heads * 4, a.threads, [&](int64_t first, int64_t end) {
-        Scratch<double> sum(heads);
+    const T *logits = (const T*)a.logits, *grads = (const T*)a.grad;
+    for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
+        const int64_t block = most(kKept / heads, int64_t(1));
+        Scratch<A> e(block * heads), d(block * heads), max(heads), inverse(heads), mean(heads);
+        Scratch<double> sum(heads), dot(heads);
+        const auto gather = [&](const T* from, int64_t k, int64_t count, A* to) {
+            for (int64_t j = 0; j < count; ++j)
+                for (int64_t h = 0; h < heads; ++h) to[j * heads + h] = A(to_acc(from[g.eid(k + j) * heads + h]));
+        };
         for (int64_t r = first; r < end; ++r) {
             const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-            for (int64_t h = 0; h < heads; ++h) sum[h] = 0;
-            for (int64_t k = k0; k < k1; ++k) {
-                const int64_t at = g.eid(k) * heads;
-                for (int64_t h = 0; h < heads; ++h) sum[h] += A(to_acc(weights[at + h])) * A(to_acc(grad[at + h]));
+            const bool kept = k1 - k0 <= block;
+            for (int64_t h = 0; h < heads; ++h) max[h] = -A(__builtin_inf()), sum[h] = dot[h] = 0;
+            for (int64_t k = k0; k < k1; k += block) {
+                const int64_t count = least(block, k1 - k);
+                gather(logits, k, count, e);
+                max_heads<A>(e, count, heads, max);
             }
-            for (int64_t k = k0; k < k1; ++k) {
-                const int64_t at = g.eid(k) * heads;
-                for (int64_t h = 0; h < heads; ++h)
-                    ((T*)a.out)[at + h] = Store<T>::from(A(to_acc(weights[at + h])) * A(A(to_acc(grad[at + h])) - sum[h]));
+            for (int64_t k = k0; k < k1; k += block) {
+                const int64_t count = least(block, k1 - k);
+                if (!kept) gather(logits, k, count, e);
+                exp_heads<A>(e, max, count, heads, e);
+                sum_heads<A>(e, count, heads, sum);
+                gather(grads, k, count, d);
+                for (int64_t i = 0; i < count * heads; ++i) d[i] *= e[i];
+                sum_heads<A>(d, count, heads, dot);
+            }
+            for (int64_t h = 0; h < heads; ++h) inverse[h] = A(1 / sum[h]), mean[h] = A(dot[h] / sum[h]);
+            for (int64_t k = k0; k < k1; k += block) {
+                const int64_t count = least(block, k1 - k);
+                if (!kept) gather(logits, k, count, e), exp_heads<A>(e, max, count, heads, e);
+                gather(grads, k, count, d);
+                for (int64_t j = 0; j < count; ++j) {
+                    T* out = (T*)a.out + g.eid(k + j) * heads;
+                    for (int64_t h = 0; h < heads; ++h) {
+                        const int64_t i = j * heads + h;
+                        out[h] = Store<T>::from(e[i] * inverse[h] * (d[i] - mean[h]));
+                    }
+                }
             }
         }
     });

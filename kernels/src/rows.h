@@ -28,6 +28,7 @@ template <class A> struct Scratch {
     ~Scratch() { free(data); }
     Scratch(const Scratch&) = delete;
     operator A*() const { return data; }
+    A& operator[](int64_t i) const { return data[i]; }
 };
 
 // The first row r in [lo, rows] with r + indptr[r] >= work: ranges cut there hold equal numbers of rows + entries.
@@ -98,6 +99,22 @@ template <class T> inline void load_row(Acc<T>* to, const T* from, int64_t n) {
     for (; i + W <= n; i += W) store(to + i, load(from + i));
     for (; i < n; ++i) to[i] = to_acc(from[i]);
 }
+// A row's running sum in two levels: `block` takes at most kBlock terms before it is added to `all`, so that a hub's
+// sum of n terms errs by about kBlock + n / kBlock roundings, not n.
+template <class A> struct RowSum {
+    Scratch<A> block, all;
+    int64_t n;
+    explicit RowSum(int64_t width) : block(width + kLanes<A>), all(width + kLanes<A>), n(width) {}
+    void clear() {
+        memset(block.data, 0, n * sizeof(A));
+        memset(all.data, 0, n * sizeof(A));
+    }
+    void close_block() {
+        for (int64_t i = 0; i < n; ++i) all[i] += block[i];
+        memset(block.data, 0, n * sizeof(A));
+    }
+};
+
 template <class A> inline void scale_row(A* x, A factor, int64_t n) {
     for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }

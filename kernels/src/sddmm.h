@@ -57,7 +57,7 @@ template <class I> inline int64_t row_of(Target t, int64_t u, int64_t v, int64_t
 }
 
 template <class A> inline A scale_of(const SddmmArgs& a, int64_t u, int64_t v) {
-    return (a.src_scale ? A(a.src_scale[u]) : A(1)) * (a.dst_scale ? A(a.dst_scale[v]) : A(1));
+    return (a.src_scale ? ((const A*)a.src_scale)[u] : A(1)) * (a.dst_scale ? ((const A*)a.dst_scale)[v] : A(1));
 }
 
 // dot with one operand at the row's own node, held wide, and the other at the entries' ends.

@@ -98,25 +98,29 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     using A = Acc<T>;
     const View<I> g(a.g);
     const T *x = (const T*)a.x, *w = (const T*)a.w;
+    const A *src_scale = (const A*)a.src_scale, *dst_scale = (const A*)a.dst_scale;
     const int64_t n = a.b.outer * a.b.inner, heads = a.op == Op::copy_u ? 1 : a.b.outer;
     const bool by_head = weights_are_heads<T>(a), by_column = !by_head && weights_are_columns<T>(a) && !a.src_scale;
     const bool plain = a.op == Op::copy_u && !a.src_scale;
     const auto msg = message_of<T>(a.op);
     for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
-        Scratch<A> acc(n + kLanes<A>), m(n), weight(kBlock * heads);
+        RowSum<A> row(n);
+        Scratch<A> m(n), weight(kBlock * heads);
         Scratch<const T*> xs(kBlock), ws(kBlock);
         for (int64_t r = first; r < end; ++r) {
             const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-            memset(acc.data, 0, (n + kLanes<A>) * sizeof(A));
+            row.clear();
             for (int64_t k = k0; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
+                A* acc = row.block;
                 if (!by_head && !by_column) {
                     for (int64_t j = 0; j < count; ++j) {
                         const int64_t u = g.indices[k + j];
                         msg(a, x + u * a.x_stride, w + g.eid(k + j) * a.w_stride, m);
-                        const A s = a.src_scale ? a.src_scale[u] : 1;
+                        const A s = src_scale ? src_scale[u] : 1;
                         for (int64_t i = 0; i < n; ++i) acc[i] += s * m[i];
                     }
+                    row.close_block();
                     continue;
                 }
                 for (int64_t j = 0; j < count; ++j) {
@@ -125,7 +129,7 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
                     if (by_column) ws[j] = w + g.eid(k + j) * a.w_stride;
                     else if (!plain) {
                         const T* we = a.op == Op::copy_u ? nullptr : w + g.eid(k + j) * a.w_stride;
-                        const A s = a.src_scale ? a.src_scale[u] : 1;
+                        const A s = src_scale ? src_scale[u] : 1;
                         for (int64_t o = 0; o < heads; ++o) weight[j * heads + o] = we ? s * A(to_acc(we[o])) : s;
                     }
                 }
@@ -133,10 +137,12 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
                 if (by_column) accumulate<T, Weight::per_lane>(block, n, 1, acc);
                 else if (plain) accumulate<T, Weight::none>(block, n, n, acc);
                 else accumulate_heads<T>(block, heads, n / heads, acc);
+                row.close_block();
             }
+            A* acc = row.all;
             if (a.reduce == Reduce::mean && k1 > k0)
                 for (int64_t i = 0; i < n; ++i) acc[i] /= A(k1 - k0);
-            if (a.dst_scale) scale_row<A>(acc, a.dst_scale[r], n);
+            if (dst_scale) scale_row<A>(acc, dst_scale[r], n);
             store_row((T*)a.out + r * n, (const A*)acc, n);
         }
     });

@@ -1,0 +1,51 @@
+"""Graphs, features and the error bounds of half precision that the tests share."""
+
+import torch
+
+from ampgnn_kernels import Graph
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+IDTYPES = [torch.int32, torch.int64]
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def random_graph(num_src, num_dst, edges, idtype=torch.int32, seed=0):
+    r = torch.Generator().manual_seed(seed)
+    src = torch.randint(num_src, (edges,), generator=r, dtype=idtype)
+    # quadratic: a few destinations get most edges, some none
+    dst = (torch.rand(edges, generator=r) ** 2 * num_dst).to(idtype)
+    return Graph.from_coo(src, dst, num_src, num_dst)
+
+
+def features(*shape, dtype, seed=0, low=None):
+    r = torch.Generator().manual_seed(seed)
+    t = torch.randn(*shape, generator=r, dtype=torch.float64)
+    if low is not None:  # away from zero, for quotients
+        t = t.sign() * (t.abs() + low)
+    return t.to(dtype)
+
+
+def exact(t):
+    return t.detach().double().requires_grad_(t.requires_grad)
+
+
+def assert_within(out, ref, terms, magnitude):
+    """|out - ref| <= u |ref| + n 2^-24 sum |terms|, element by element (2^-53 for float64)."""
+    dtype, out, ref = out.dtype, out.detach().double(), ref.detach()
+    eps = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    tiny = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}.get(dtype, 0.0)  # half a subnormal step
+    bound = UNIT[dtype] * ref.abs() + terms * eps * magnitude + tiny
+    worst = ((out - ref).abs() - bound).max() if out.numel() else torch.tensor(0.0)
+    assert worst <= 0, f"{dtype}: beyond the bound by {worst:.3g}"
+
+
+def assert_as_good_as_torch(out, plain, ref, unit=None):
+    """The largest error is at most twice that of plain torch in the same type (or a few roundings of the largest value)."""
+    dtype, ref = out.dtype, ref.detach()
+    scale = ref.abs().max().clamp(min=1e-30) if ref.numel() else 1.0
+    error, theirs = ((t.detach().double() - ref).abs().max() if ref.numel() else 0.0 for t in (out, plain))
+    # Sums in another order: some roundings. (float64's plain torch is the reference itself.)
+    slack = {torch.float64: 64, torch.float32: 8}.get(dtype, 2)
+    assert error <= 2 * theirs + slack * UNIT[unit or dtype] * scale, (
+        f"{dtype}: error {error:.3g}, plain torch {theirs:.3g}"
+    )
