@@ -1,0 +1,80 @@
+"""Files by name and SHA-256, from a mirror, the cache or the network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pooch
+
+from .base import DatasetError, DatasetUnavailable
+
+ATTEMPTS = 3  # at each address
+MIRROR = "AMPGNN_DATA_MIRROR"
+
+
+def fetch(path: str, sha256: str, urls: list[str], cache: Path) -> Path:
+    """The file ``path`` (such as "planetoid/ind.citeseer.x") with that digest, in ``cache``.
+
+    Looks into the cache, then below the folder or address in ``AMPGNN_DATA_MIRROR``, then at each of ``urls``.
+
+    Raises:
+        DatasetError: the mirror is a folder and its file has another digest.
+        DatasetUnavailable: no address gave the file; names each with its reason.
+    """
+    target = cache / path
+    if target.exists() and pooch.file_hash(str(target)) == sha256:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mirror = os.environ.get(MIRROR)
+    if mirror and "://" not in mirror:
+        local = Path(mirror).expanduser() / path
+        if local.exists():
+            return _copy(local, target, sha256)
+    addresses = ([f"{mirror.rstrip('/')}/{path}"] if mirror and "://" in mirror else []) + urls
+    reasons = []
+    for url in addresses:
+        reason = _download(url, target, sha256)
+        if reason is None:
+            return target
+        reasons.append(f"{url}: {reason}")
+    raise DatasetUnavailable(
+        f"{path} cannot be had ({'; '.join(reasons)}); {MIRROR} may name a folder or address that has it"
+    )
+
+
+def _copy(source: Path, target: Path, sha256: str) -> Path:
+    digest = pooch.file_hash(str(source))
+    if digest != sha256:
+        raise DatasetError(f"{source} is corrupted: SHA-256 {digest[:12]}..., expected {sha256[:12]}...")
+    part = target.with_name(target.name + ".part")
+    shutil.copyfile(source, part)
+    os.replace(part, target)
+    return target
+
+
+def _download(url: str, target: Path, sha256: str) -> str | None:
+    """None, or why not. pooch writes to a temporary name and moves it only once its digest is right."""
+    for attempt in range(ATTEMPTS):
+        try:
+            pooch.retrieve(
+                url,
+                f"sha256:{sha256}",
+                fname=target.name,
+                path=target.parent,
+                downloader=pooch.HTTPDownloader(timeout=30, progressbar=True),
+            )
+            return None
+        except ValueError:
+            reason = "another SHA-256 than expected: truncated or changed"
+        except Exception as error:  # whatever a network does
+            reason = _one_line(error)
+        time.sleep(0.2 * 2**attempt)
+    return reason
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
