@@ -8,13 +8,14 @@ import torch  # noqa: F401  (first: the native module shares torch's OpenMP)
 from ._C import isa, set_isa, supported_isas
 from .functional import edge_softmax, gat_attention, sddmm, spmm
 from .graph import Compressed, Graph
-from .linear import linear
+from .linear import head_dot, linear
 
 __all__ = [
     "Compressed",
     "Graph",
     "edge_softmax",
     "gat_attention",
+    "head_dot",
     "isa",
     "linear",
     "sddmm",

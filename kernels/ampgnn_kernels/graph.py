@@ -39,6 +39,8 @@ class Graph:
         self.num_src, self.num_dst = num_src, num_dst
         self._csc, self._csr = csc, csr
         self._reversed: Graph | None = None
+        self._scales: dict[tuple[str, float], Tensor] = {}
+        self._zero_in_degree: bool | None = None
 
     @classmethod
     def from_coo(
@@ -132,6 +134,24 @@ class Graph:
     def out_degrees(self) -> Tensor:
         """(num_src,) number of edges out of each source, as ``idtype``."""
         return self.csr.indptr.diff()
+
+    def degree_scale(self, side: str, power: float) -> Tensor:
+        """(nodes,) float32: degree to the ``power``, a degree of 0 taken as 1; kept for the next call.
+
+        Args:
+            side: "out", degrees of the sources, or "in", those of the destinations.
+        """
+        if (side, power) not in self._scales:
+            degrees = self.out_degrees() if side == "out" else self.in_degrees()
+            self._scales[side, power] = degrees.clamp(min=1).double().pow(power).float()
+        return self._scales[side, power]
+
+    @property
+    def has_zero_in_degree(self) -> bool:
+        """Whether some destination has no edge; looked up once."""
+        if self._zero_in_degree is None:
+            self._zero_in_degree = bool((self.in_degrees() == 0).any())
+        return self._zero_in_degree
 
     def reverse(self) -> Graph:
         """The graph with every edge turned round; edge ids stay, arrays are shared."""

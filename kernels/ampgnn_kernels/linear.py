@@ -1,4 +1,6 @@
-"""A linear layer whose float16 is as fast on the CPU as its float32.
+"""Products with weights that hold no wide copy of the features.
+
+A linear layer whose float16 is as fast on the CPU as its float32.
 
 torch multiplies float16 matrices on the CPU with a plain loop, 15 times slower in the backward pass than float32.
 Here blocks of rows are widened, multiplied in float32 and rounded once, so no whole float32 copy is ever held.
@@ -60,3 +62,43 @@ class _HalfLinear(torch.autograd.Function):
                     grad_bias += rows.sum(0)
         half = [None if g is None else g.to(torch.float16) for g in (grad_weight, grad_bias)]
         return grad_x, *half
+
+
+def head_dot(h: Tensor, a: Tensor) -> Tensor:
+    """``out[..., k] = h[..., k, :] · a[k, :]`` in float32 (float64 for float64): the halves of GAT's logits.
+
+    Args:
+        h: (N, H, D). a: (H, D), any float type.
+
+    Returns:
+        (N, H) float32, or float64.
+    """
+    return _HeadDot.apply(h, a)
+
+
+class _HeadDot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h: Tensor, a: Tensor) -> Tensor:
+        ctx.save_for_backward(h, a)
+        wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+        with torch.amp.autocast(h.device.type, enabled=False):
+            out, factors = h.new_empty(h.shape[:2], dtype=wide), a.to(wide)
+            for rows, to in zip(h.split(ROWS), out.split(ROWS), strict=True):
+                torch.sum(rows.to(wide) * factors, -1, out=to)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        h, a = ctx.saved_tensors
+        need_h, need_a = ctx.needs_input_grad
+        with torch.amp.autocast(h.device.type, enabled=False):
+            factors = a.to(grad.dtype)
+            grad_h = torch.empty_like(h) if need_h else None
+            grad_a = torch.zeros_like(factors) if need_a else None
+            for start in range(0, h.shape[0], ROWS):
+                g = grad[start : start + ROWS, :, None]
+                if need_h:
+                    grad_h[start : start + ROWS] = g * factors
+                if need_a:
+                    grad_a += (g * h[start : start + ROWS].to(grad.dtype)).sum(0)
+        return grad_h, None if grad_a is None else grad_a.to(a.dtype)

@@ -1,0 +1,109 @@
+"""Graph convolution (Kipf and Welling, 2017)."""
+
+from __future__ import annotations
+
+import torch
+from ampgnn_kernels import linear, spmm
+from torch import Tensor, nn
+
+from .common import as_graph, autocast, check_in_degrees, source_and_destination
+
+NORMS = ("none", "both", "right", "left")
+
+
+def gcn_forward(layer, graph, feat, weight: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
+    """The forward pass of a ``GraphConv``, ours or DGL's (the same attributes).
+
+    The degree norms are factors inside the sum, in float32: no degree is rounded to half and nothing overflows that
+    is finite in the end.
+
+    Args:
+        graph: Graph or DGLGraph. feat: (N, *, in), or a pair for sources and destinations.
+        weight: (in, out) in place of the layer's own. edge_weight: (E,) or (E, 1) factors of the messages.
+
+    Returns:
+        (N, *, out) in the features' type, under autocast in its type.
+    """
+    view = as_graph(graph)
+    if not layer._allow_zero_in_degree:
+        check_in_degrees(graph, view)
+    if weight is not None and layer.weight is not None:
+        raise _error(graph, view)("an external weight was given to a layer that has its own: construct it with weight=False")
+    weight = layer.weight if weight is None else weight
+    out, _ = source_and_destination(feat, view)
+    if weight is not None and layer._in_feats > layer._out_feats:  # the narrower side is aggregated
+        out = _aggregate(layer, view, linear(out, weight.t()), edge_weight)
+    else:
+        out = _aggregate(layer, view, autocast(out), edge_weight)
+        out = out if weight is None else linear(out, weight.t())
+    if layer.bias is not None:
+        out = out + layer.bias.to(out.dtype)
+    return out if layer._activation is None else layer._activation(out)
+
+
+def _aggregate(layer, view, x: Tensor, edge_weight: Tensor | None) -> Tensor:
+    norm = layer._norm
+    src_scale = view.degree_scale("out", -0.5 if norm == "both" else -1.0) if norm in ("left", "both") else None
+    dst_scale = view.degree_scale("in", -0.5 if norm == "both" else -1.0) if norm in ("right", "both") else None
+    if edge_weight is None:
+        return spmm(view, x, op="copy_u", src_scale=src_scale, dst_scale=dst_scale)
+    w = autocast(edge_weight.reshape(view.num_edges, -1))
+    return spmm(view, x, w, op="mul", src_scale=src_scale, dst_scale=dst_scale)
+
+
+def _error(graph, view) -> type[Exception]:
+    if graph is view:
+        return ValueError
+    from dgl import DGLError
+
+    return DGLError
+
+
+class GraphConv(nn.Module):
+    """Graph convolution layer; arguments, parameters and results of ``dgl.nn.GraphConv``.
+
+    Args:
+        in_feats, out_feats: widths of input and output.
+        norm: "both" (1 / sqrt of both degrees), "right" (1 / in-degree), "left" (1 / out-degree) or "none".
+        weight, bias: learn them.
+        activation: applied to the result.
+        allow_zero_in_degree: accept nodes without in-edges; their result is the bias.
+
+    Raises:
+        ValueError: an unknown norm.
+    """
+
+    def __init__(
+        self,
+        in_feats,
+        out_feats,
+        norm="both",
+        weight=True,
+        bias=True,
+        activation=None,
+        allow_zero_in_degree=False,
+    ):
+        super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+        self._in_feats, self._out_feats, self._norm = in_feats, out_feats, norm
+        self._allow_zero_in_degree = allow_zero_in_degree
+        self.register_parameter("weight", nn.Parameter(torch.empty(in_feats, out_feats)) if weight else None)
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_feats)) if bias else None)
+        self.reset_parameters()
+        self._activation = activation
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform initialisation, bias 0."""
+        if self.weight is not None:
+            nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        self._allow_zero_in_degree = set_value
+
+    def forward(self, graph, feat, weight=None, edge_weight=None):
+        return gcn_forward(self, graph, feat, weight, edge_weight)
+
+    forward.__doc__ = gcn_forward.__doc__
