@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROWS = 8192  # of a block
+BLOCK = 1 << 20  # elements widened at once: they stay in the cache until they are used
+
+
+def _rows(x: Tensor) -> int:
+    """Rows of a block."""
+    return max(64, BLOCK // max(1, x.shape[1:].numel()))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -39,7 +44,7 @@ class _HalfLinear(torch.autograd.Function):
         with torch.amp.autocast("cpu", enabled=False):
             out, wide = x.new_empty((x.shape[0], weight.shape[0])), weight.float()
             wide_bias = None if bias is None else bias.float()
-            for rows, to in zip(x.split(ROWS), out.split(ROWS), strict=True):
+            for rows, to in zip(x.split(_rows(x)), out.split(_rows(x)), strict=True):
                 to.copy_(F.linear(rows.float(), wide, wide_bias))
         return out
 
@@ -52,12 +57,13 @@ class _HalfLinear(torch.autograd.Function):
             grad_x = torch.empty_like(x) if need_x else None
             grad_weight = torch.zeros_like(wide) if need_weight else None
             grad_bias = wide.new_zeros(wide.shape[0]) if need_bias else None
-            for start in range(0, x.shape[0], ROWS):
-                rows = grad[start : start + ROWS].float()
+            for start in range(0, x.shape[0], _rows(x)):
+                block = slice(start, start + _rows(x))
+                rows = grad[block].float()
                 if need_x:
-                    grad_x[start : start + ROWS] = rows @ wide
+                    grad_x[block] = rows @ wide
                 if need_weight:
-                    grad_weight.addmm_(rows.T, x[start : start + ROWS].float())
+                    grad_weight.addmm_(rows.T, x[block].float())
                 if need_bias:
                     grad_bias += rows.sum(0)
         half = [None if g is None else g.to(torch.float16) for g in (grad_weight, grad_bias)]
@@ -83,7 +89,7 @@ class _HeadDot(torch.autograd.Function):
         wide = torch.float64 if h.dtype == torch.float64 else torch.float32
         with torch.amp.autocast(h.device.type, enabled=False):
             out, factors = h.new_empty(h.shape[:2], dtype=wide), a.to(wide)
-            for rows, to in zip(h.split(ROWS), out.split(ROWS), strict=True):
+            for rows, to in zip(h.split(_rows(h)), out.split(_rows(h)), strict=True):
                 torch.sum(rows.to(wide) * factors, -1, out=to)
         return out
 
@@ -95,10 +101,11 @@ class _HeadDot(torch.autograd.Function):
             factors = a.to(grad.dtype)
             grad_h = torch.empty_like(h) if need_h else None
             grad_a = torch.zeros_like(factors) if need_a else None
-            for start in range(0, h.shape[0], ROWS):
-                g = grad[start : start + ROWS, :, None]
+            for start in range(0, h.shape[0], _rows(h)):
+                block = slice(start, start + _rows(h))
+                g = grad[block, :, None]
                 if need_h:
-                    grad_h[start : start + ROWS] = g * factors
+                    grad_h[block] = g * factors
                 if need_a:
-                    grad_a += (g * h[start : start + ROWS].to(grad.dtype)).sum(0)
+                    grad_a += (g * h[block].to(grad.dtype)).sum(0)
         return grad_h, None if grad_a is None else grad_a.to(a.dtype)

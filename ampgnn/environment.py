@@ -1,0 +1,66 @@
+"""Where a run was made: the machine, the versions, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("ampgnn", "ampgnn-kernels", "torch", "dgl", "numpy", "scipy", "snakemake", "mlflow")
+
+
+def describe() -> dict:
+    """{"machine", "versions", "git_commit", "git_dirty"} of this process."""
+    commit, dirty = _git()
+    return {"machine": machine(), "versions": versions(), "git_commit": commit, "git_dirty": dirty}
+
+
+def machine() -> dict:
+    """CPU model, cores, instruction set of the kernels, memory in GiB, system, GPU."""
+    import ampgnn_kernels
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "isa": ampgnn_kernels.isa(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def versions() -> dict:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    found["torch"] = torch.__version__
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """Commit and whether the tree differs from it; an image without .git has AMPGNN_GIT_COMMIT instead."""
+    here = Path(__file__).parent
+    try:
+        commit, status = (
+            subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=True).stdout.strip()
+            for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+        return commit, bool(status)
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("AMPGNN_GIT_COMMIT"), None

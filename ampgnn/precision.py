@@ -1,0 +1,52 @@
+"""fp32, fp16 and bf16: types, autocast, and what can run where."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def autocast(device: str, precision: str, mode: str | None) -> AbstractContextManager:
+    """torch's autocast for half precision in mode "amp", nothing otherwise."""
+    if mode != "amp" or precision == "fp32":
+        return nullcontext()
+    return torch.amp.autocast(device, dtype=DTYPES[precision])
+
+
+def supports(device: str, precision: str, backend: str = "native", mode: str | None = "amp") -> str | None:
+    """None if the combination can run here, else the reason why not.
+
+    Args:
+        device: "cpu" or "cuda". precision: "fp32", "fp16" or "bf16". backend: "native" or "dgl". mode: "amp" or "pure".
+    """
+    if device == "cuda":
+        return _cuda_reason(precision, backend)
+    if backend == "dgl" and precision == "fp16":
+        return "DGL's CPU kernels take no float16: their feature data can only be bfloat16, float32 or float64"
+    if backend == "dgl" and precision != "fp32" and mode == "amp":
+        return "DGL ignores autocast on the CPU: half node features meet float32 edge features and are refused"
+    return None
+
+
+def _cuda_reason(precision: str, backend: str) -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA device: torch.cuda.is_available() is False"
+    if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        major, minor = torch.cuda.get_device_capability()
+        return f"bfloat16 needs compute capability 8.0, this GPU has {major}.{minor}"
+    if backend == "native":
+        return "the native kernels have no CUDA implementation yet"
+    return None if _dgl_has_cuda() else "this dgl is a CPU build"
+
+
+def _dgl_has_cuda() -> bool:
+    import dgl
+
+    try:
+        dgl.graph(([0], [0])).to("cuda")
+    except Exception:  # DGLError, or whatever its C++ side throws
+        return False
+    return True
