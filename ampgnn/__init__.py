@@ -6,7 +6,12 @@
 __version__ = "0.1.0"
 __all__ = ["disable", "enable", "enabled", "supports"]
 
-_HOMES = {"enable": "ampgnn.dgl", "disable": "ampgnn.dgl", "enabled": "ampgnn.dgl", "supports": "ampgnn.precision"}
+_HOMES = {
+    "enable": "ampgnn.dgl",
+    "disable": "ampgnn.dgl",
+    "enabled": "ampgnn.dgl",
+    "supports": "ampgnn.precision",
+}
 
 
 def __getattr__(name: str):  # DGL is imported only by those who use it

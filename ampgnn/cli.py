@@ -25,7 +25,9 @@ def data(
     out: Annotated[Path, Option(help="the record to write (JSON)")],
     scale: Annotated[float | None, Option(help="reddit: a synthetic stand-in of that share of its size")] = None,
     cache: Annotated[Path | None, Option(help="folder for downloads and prepared files")] = None,
-    on_unavailable: Annotated[str, Option(help="record: write why it cannot be had; fail: stop with an error")] = "record",
+    on_unavailable: Annotated[
+        str, Option(help="record: write why it cannot be had; fail: stop with an error")
+    ] = "record",
 ) -> None:
     """Fetch or make a dataset, verify it and write a record of it."""
     if on_unavailable not in ("record", "fail"):
@@ -52,13 +54,13 @@ def train(
 
 @_typer.command()
 def report(
-    runs: Annotated[Path, Option(help="folder below which result.json files lie")] = Path("results/runs"),
+    results: Annotated[list[Path] | None, Argument(help="result.json files; default: all below results/runs")] = None,
     out: Annotated[Path, Option(help="folder for index.html and report.md")] = Path("results/report"),
 ) -> None:
-    """Compare all runs: tables, figures, HTML and Markdown."""
+    """Compare runs: tables, figures, HTML and Markdown."""
     from .report import write_report
 
-    write_report(runs, out)
+    write_report(results or sorted(Path("results/runs").rglob("result.json")), out)
 
 
 @_typer.command("track-init")
@@ -69,7 +71,10 @@ def track_init() -> None:
     try:
         open_store()
     except Exception as error:
-        print(f"warning: MLflow at {default_uri()} cannot be used: {' '.join(str(error).split())[:200]}", file=sys.stderr)
+        print(
+            f"warning: MLflow at {default_uri()} cannot be used: {' '.join(str(error).split())[:200]}",
+            file=sys.stderr,
+        )
     else:
         print(f"MLflow store ready: {default_uri()}")
 

@@ -19,7 +19,14 @@ Device = Literal["cpu", "cuda"]
 
 # The chapter's two examples. A model's file may add its own (see ampgnn.models.register).
 DEFAULTS: dict[str, dict] = {
-    "gat": {"hidden": 256, "heads": (1, 1, 1), "lr": 1e-3, "weight_decay": 5e-4, "dropout": 0.0, "epochs": 100},
+    "gat": {
+        "hidden": 256,
+        "heads": (1, 1, 1),
+        "lr": 1e-3,
+        "weight_decay": 5e-4,
+        "dropout": 0.0,
+        "epochs": 100,
+    },
     "gcn": {"hidden": 16, "heads": None, "lr": 1e-2, "weight_decay": 5e-4, "dropout": 0.5, "epochs": 100},
 }
 

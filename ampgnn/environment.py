@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 import platform
 import subprocess
@@ -42,6 +44,21 @@ def versions() -> dict:
             found[package] = None
     found["torch"] = torch.__version__
     return found
+
+
+def sources_digest(*modules: str) -> str:
+    """Digest of the files of modules and packages, so that a pipeline notices changed code."""
+    digest = hashlib.sha256()
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise ModuleNotFoundError(f"no module {name}: install ampgnn and ampgnn-kernels first")
+        folders = spec.submodule_search_locations
+        files = sorted(f for d in folders for f in Path(d).rglob("*")) if folders else [Path(spec.origin)]
+        for file in files:
+            if file.suffix in (".py", ".so", ".j2", ".css"):
+                digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _cpu_model() -> str:

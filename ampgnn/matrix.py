@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
-from .config import ConfigError, RunConfig, parse
+from .config import ConfigError, RunConfig, parse, read_yaml
 
 AXES = ("dataset", "model", "heads", "precision", "mode", "backend", "device")
 
@@ -25,7 +26,9 @@ def expand(workflow_config: dict) -> list[RunConfig]:
         for values in _combinations(block):
             if values.get("dataset") not in known:
                 allowed = ", ".join(known) or "none"
-                raise ConfigError(f"{where}: dataset '{values.get('dataset')}' is not under datasets, allowed are {allowed}")
+                raise ConfigError(
+                    f"{where}: dataset '{values.get('dataset')}' is not under datasets, allowed are {allowed}"
+                )
             config = parse(values, where)
             name = f"{config.dataset}/{config.id}"
             if found.setdefault(name, config) != config:
@@ -44,3 +47,23 @@ def _alternatives(axis: str, value) -> list:
     if axis == "heads":
         return value if value and isinstance(value[0], list) else [value]
     return value if isinstance(value, list) else [value]
+
+
+def validate(workflow_config: dict, schema: Path) -> None:
+    """Checks the pipeline's configuration against its JSON schema.
+
+    Raises:
+        ConfigError: one line naming the key and what is allowed.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    problem = best_match(Draft202012Validator(read_yaml(schema)).iter_errors(workflow_config))
+    if problem is None:
+        return
+    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem.absolute_path).lstrip(".")
+    message = problem.message
+    if problem.validator == "additionalProperties":
+        unknown = sorted(set(problem.instance) - set(problem.schema["properties"]))
+        message = f"unknown key '{unknown[0]}', allowed are {', '.join(problem.schema['properties'])}"
+    raise ConfigError(f"config{' ' + where if where else ''}: {message}")

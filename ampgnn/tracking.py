@@ -88,7 +88,10 @@ class Tracker:
         """From here on nothing is logged; said once."""
         self.client = None
         self.problem = " ".join(str(error).split())[:200] or type(error).__name__
-        print(f"warning: MLflow at {self.uri} cannot be used, results stay in files: {self.problem}", file=sys.stderr)
+        print(
+            f"warning: MLflow at {self.uri} cannot be used, results stay in files: {self.problem}",
+            file=sys.stderr,
+        )
 
     def about(self) -> dict:
         reachable = self.client is not None
@@ -145,7 +148,10 @@ class Run:
         name = f"{self.tracker.name}/s{seed}"
         self.id = client.create_run(self.tracker.experiment, tags=self.tracker.tags(seed), run_name=name).info.run_id
         params = {**self.tracker.config.model_dump(mode="json", exclude={"seeds"}), "seed": seed}
-        client.log_batch(self.id, params=[Param(k, json.dumps(v) if isinstance(v, list) else str(v)) for k, v in params.items()])
+        client.log_batch(
+            self.id,
+            params=[Param(k, json.dumps(v) if isinstance(v, list) else str(v)) for k, v in params.items()],
+        )
         self._log_dataset(client)
 
     def _supersede(self, client, seed: int) -> None:

@@ -108,9 +108,7 @@ def read_record(path: Path) -> dict:
     try:
         return json.loads(Path(path).read_text())
     except (OSError, ValueError):
-        raise DatasetError(
-            f"{path} is not a dataset record: make one with `ampgnn data NAME --out {path}`"
-        ) from None
+        raise DatasetError(f"{path} is not a dataset record: make one with `ampgnn data NAME --out {path}`") from None
 
 
 def _prepared(name: str, cache: Path | None, scale: float | None) -> tuple[NodeDataset, Path, str]:
@@ -152,17 +150,13 @@ def _read(file: Path, record: dict) -> NodeDataset:
     if not file.exists():
         raise DatasetError(f"{file} is missing: prepare {record['name']} again")
     if _sha256(file) != record["digest"]:
-        raise DatasetError(
-            f"{file} was changed since it was prepared: remove it and prepare {record['name']} again"
-        )
+        raise DatasetError(f"{file} was changed since it was prepared: remove it and prepare {record['name']} again")
     try:
         tensors = load_file(file)
     except SafetensorError as error:
         raise DatasetError(f"{file} is damaged: {error}") from None
     provenance = Provenance(**{f: record[f] for f in Provenance.__dataclass_fields__})
-    return NodeDataset(
-        name=record["name"], num_classes=record["classes"], provenance=provenance, **tensors
-    ).validate()
+    return NodeDataset(name=record["name"], num_classes=record["classes"], provenance=provenance, **tensors).validate()
 
 
 def _sha256(file: Path) -> str:

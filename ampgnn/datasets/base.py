@@ -85,9 +85,7 @@ class NodeDataset:
         """
         n = self.num_nodes
         if self.features.dim() != 2 or self.features.shape[0] != n:
-            raise DatasetError(
-                f"{self.name}: features must have {n} rows, got shape {tuple(self.features.shape)}"
-            )
+            raise DatasetError(f"{self.name}: features must have {n} rows, got shape {tuple(self.features.shape)}")
         for name, ids in (("src", self.src), ("dst", self.dst)):
             if ids.shape != self.src.shape:
                 raise DatasetError(f"{self.name}: {name} must have {len(self.src)} edge ids, got {len(ids)}")
@@ -98,9 +96,7 @@ class NodeDataset:
         for name in ("train_mask", "val_mask", "test_mask"):
             mask = getattr(self, name)
             if mask.dtype != torch.bool or mask.shape != (n,):
-                raise DatasetError(
-                    f"{self.name}: {name} must be {n} booleans, got {mask.dtype} {tuple(mask.shape)}"
-                )
+                raise DatasetError(f"{self.name}: {name} must be {n} booleans, got {mask.dtype} {tuple(mask.shape)}")
         used = self.labels[self.train_mask | self.val_mask | self.test_mask]
         if len(used) and not 0 <= int(used.min()) <= int(used.max()) < self.num_classes:
             raise DatasetError(

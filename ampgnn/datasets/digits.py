@@ -59,7 +59,5 @@ def _split(labels: np.ndarray) -> list[torch.Tensor]:
     """The first images of each class for training, the next for validation, the rest for testing."""
     train, val = PER_CLASS["train"], PER_CLASS["val"]
     by_class = [np.flatnonzero(labels == c) for c in range(10)]
-    pieces = zip(
-        *((ids[:train], ids[train : train + val], ids[train + val :]) for ids in by_class), strict=True
-    )
+    pieces = zip(*((ids[:train], ids[train : train + val], ids[train + val :]) for ids in by_class), strict=True)
     return [torch.from_numpy(np.sort(np.concatenate(piece))) for piece in pieces]

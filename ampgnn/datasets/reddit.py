@@ -23,9 +23,7 @@ def load(name: str, cache: Path, scale: float | None = None) -> NodeDataset:
     except DatasetUnavailable as reason:
         dataset = standin.reddit(name, 1.0)
         note = f"{dataset.provenance.note} ({reason})"
-        return NodeDataset(
-            **{**vars(dataset), "provenance": Provenance(**{**vars(dataset.provenance), "note": note})}
-        )
+        return NodeDataset(**{**vars(dataset), "provenance": Provenance(**{**vars(dataset.provenance), "note": note})})
 
 
 def _archive(cache: Path) -> Path:

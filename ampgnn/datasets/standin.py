@@ -33,15 +33,11 @@ def reddit(name: str, scale: float) -> NodeDataset:
         progress.advance(task)
         features = _features(rng, community)
         progress.advance(task)
-        labels = np.where(
-            rng.integers(0, 1000, nodes) < RELABELLED * 1000, rng.integers(0, CLASSES, nodes), community
-        )
+        labels = np.where(rng.integers(0, 1000, nodes) < RELABELLED * 1000, rng.integers(0, CLASSES, nodes), community)
         order = torch.from_numpy(rng.permutation(nodes))
         progress.advance(task)
     train, val = round(nodes * SPLIT[0] / NODES), round(nodes * SPLIT[1] / NODES)
-    train_mask, val_mask, test_mask = masks(
-        nodes, order[:train], order[train : train + val], order[train + val :]
-    )
+    train_mask, val_mask, test_mask = masks(nodes, order[:train], order[train : train + val], order[train + val :])
     return NodeDataset(
         name=name,
         src=torch.from_numpy(np.concatenate([u, v])),

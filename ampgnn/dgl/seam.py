@@ -62,7 +62,12 @@ def _patches() -> list[_Patch]:
         _Patch(dgl.ops, "gspmm", ours.gspmm, spmm_arguments),
         _Patch(sddmm, "gsddmm", ours.gsddmm, sddmm_arguments),
         _Patch(dgl.ops, "gsddmm", ours.gsddmm, sddmm_arguments),
-        _Patch(softmax, "edge_softmax_internal", ours.edge_softmax, "(gidx, logits, eids='__ALL__', norm_by='dst')"),
+        _Patch(
+            softmax,
+            "edge_softmax_internal",
+            ours.edge_softmax,
+            "(gidx, logits, eids='__ALL__', norm_by='dst')",
+        ),
         _Patch(
             softmax,
             "edge_softmax_hetero_internal",

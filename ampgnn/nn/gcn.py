@@ -28,7 +28,9 @@ def gcn_forward(layer, graph, feat, weight: Tensor | None = None, edge_weight: T
     if not layer._allow_zero_in_degree:
         check_in_degrees(graph, view)
     if weight is not None and layer.weight is not None:
-        raise _error(graph, view)("an external weight was given to a layer that has its own: construct it with weight=False")
+        raise _error(graph, view)(
+            "an external weight was given to a layer that has its own: construct it with weight=False"
+        )
     weight = layer.weight if weight is None else weight
     out, _ = source_and_destination(feat, view)
     if weight is not None and layer._in_feats > layer._out_feats:  # the narrower side is aggregated

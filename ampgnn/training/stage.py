@@ -24,7 +24,9 @@ from .progress import Progress
 SCHEMA = 1
 
 
-def run_config(config: RunConfig, data: Path, out: Path, threads: int | None = None, tracking_uri: str | None = None) -> dict:
+def run_config(
+    config: RunConfig, data: Path, out: Path, threads: int | None = None, tracking_uri: str | None = None
+) -> dict:
     """Trains every seed and writes ``out``: config.yaml, train.log, seed<k>/metrics.jsonl, seed<k>/model.safetensors and,
     last and at once, result.json, which is returned.
 
@@ -80,7 +82,14 @@ def _reason(config: RunConfig, record: dict) -> str | None:
 def _not_run(tracker: Tracker, seed: int, reason: str) -> dict:
     with tracker.run(seed) as run:
         run.finish("not_run", reason, {}, [])
-    return {"seed": seed, "status": "not_run", "reason": reason, "mlflow_run_id": run.id, "final": {}, "metrics": None}
+    return {
+        "seed": seed,
+        "status": "not_run",
+        "reason": reason,
+        "mlflow_run_id": run.id,
+        "final": {},
+        "metrics": None,
+    }
 
 
 def _seed(config, prepared, seed: int, out: Path, tracker: Tracker, progress: Progress) -> dict:
@@ -124,5 +133,9 @@ def _final(rows: list[dict], seconds: float) -> dict:
     best = max(rows, key=lambda r: r["val/acc"])
     last = {k: v for k, v in rows[-1].items() if k != "step"}
     times = [r["epoch_seconds"] for r in rows[1:] or rows]
-    extra = {"best_val_test/acc": best["test/acc"], "epoch_seconds": statistics.median(times), "total_seconds": seconds}
+    extra = {
+        "best_val_test/acc": best["test/acc"],
+        "epoch_seconds": statistics.median(times),
+        "total_seconds": seconds,
+    }
     return {**last, **extra, "epochs": len(rows)}

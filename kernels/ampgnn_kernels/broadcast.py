@@ -39,9 +39,7 @@ def plan(lhs: Size, rhs: Size, dot: bool = False) -> Plan:
         ValueError: the shapes do not broadcast; for ``dot`` also if their last dimensions differ.
     """
     if dot and (not lhs or not rhs or lhs[-1] != rhs[-1]):
-        raise ValueError(
-            f"dot needs an equal last dimension, got feature shapes {tuple(lhs)} and {tuple(rhs)}"
-        )
+        raise ValueError(f"dot needs an equal last dimension, got feature shapes {tuple(lhs)} and {tuple(rhs)}")
     try:
         out = torch.broadcast_shapes(lhs, rhs)
     except RuntimeError:
@@ -82,7 +80,5 @@ def _merged(out: Size, lhs: list[int], rhs: list[int], keep_last: bool) -> list[
 
 def unbroadcast(grad: Tensor, features: Size) -> Tensor:
     """``grad`` (rows, *broadcast) summed down to (rows, *features), of as many dimensions."""
-    dims = [
-        i + 1 for i, (have, want) in enumerate(zip(grad.shape[1:], features, strict=True)) if have != want
-    ]
+    dims = [i + 1 for i, (have, want) in enumerate(zip(grad.shape[1:], features, strict=True)) if have != want]
     return grad.sum(dims, keepdim=True) if dims else grad

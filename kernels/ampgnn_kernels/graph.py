@@ -31,9 +31,7 @@ class Graph:
         csr: edges grouped by source, or None; whichever is missing is made when first asked for and kept.
     """
 
-    def __init__(
-        self, num_src: int, num_dst: int, csc: Compressed | None = None, csr: Compressed | None = None
-    ):
+    def __init__(self, num_src: int, num_dst: int, csc: Compressed | None = None, csr: Compressed | None = None):
         if csc is None and csr is None:
             raise ValueError("Graph: give csc, csr or both")
         self.num_src, self.num_dst = num_src, num_dst
@@ -43,9 +41,7 @@ class Graph:
         self._zero_in_degree: bool | None = None
 
     @classmethod
-    def from_coo(
-        cls, src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None
-    ) -> Graph:
+    def from_coo(cls, src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None) -> Graph:
         """The graph whose edge ``i`` goes from ``src[i]`` to ``dst[i]`` (int32 or int64, on the CPU or a GPU).
 
         Without ``num_src`` and ``num_dst`` the graph has as many nodes, on both sides, as its largest id asks for.
@@ -199,12 +195,7 @@ def _check_ids(*arrays: Tensor, same_length: bool = True) -> None:
 
 def _check_compressed(indptr: Tensor, indices: Tensor, eids: Tensor | None, num_src: int) -> None:
     edges = indices.numel()
-    if (
-        indptr.numel() == 0
-        or int(indptr[0]) != 0
-        or int(indptr[-1]) != edges
-        or bool((indptr.diff() < 0).any())
-    ):
+    if indptr.numel() == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != edges or bool((indptr.diff() < 0).any()):
         raise ValueError(f"indptr must rise from 0 to the number of edges, {edges}")
     if edges and not (0 <= int(indices.min()) and int(indices.max()) < num_src):
         raise ValueError(f"indices must be at least 0 and below the number of source nodes, {num_src}")

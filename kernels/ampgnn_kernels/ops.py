@@ -14,9 +14,7 @@ from . import cpu
 from .broadcast import plan, unbroadcast
 from .cpu import accumulator
 
-_GRAPH = (
-    "Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids, int cols"
-)
+_GRAPH = "Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids, int cols"
 _lib = torch.library.Library("ampgnn", "DEF")
 _lib.define(
     f"spmm({_GRAPH}, Tensor? x, Tensor? w, str op, str reduce, Tensor? src_scale, Tensor? dst_scale, bool with_arg)"
@@ -27,9 +25,7 @@ _lib.define(
     " Tensor? src_scale, Tensor? dst_scale) -> Tensor"
 )
 _lib.define("edge_softmax(Tensor indptr, Tensor indices, Tensor? eids, Tensor logits) -> Tensor")
-_lib.define(
-    "edge_softmax_backward(Tensor indptr, Tensor indices, Tensor? eids, Tensor logits, Tensor grad) -> Tensor"
-)
+_lib.define("edge_softmax_backward(Tensor indptr, Tensor indices, Tensor? eids, Tensor logits, Tensor grad) -> Tensor")
 _lib.define(
     "gat_attention(Tensor indptr, Tensor indices, Tensor? rindptr, Tensor? rindices, Tensor h, Tensor el, Tensor er,"
     " float negative_slope) -> (Tensor, Tensor, Tensor)"
@@ -49,9 +45,7 @@ def _cpu_spmm(indptr, indices, eids, rindptr, rindices, reids, cols, *rest):
     return cpu.spmm(indptr, indices, eids, *rest)
 
 
-def _cpu_sddmm(
-    indptr, indices, eids, rindptr, rindices, reids, cols, lhs, rhs, op, lhs_target, rhs_target, s, d
-):
+def _cpu_sddmm(indptr, indices, eids, rindptr, rindices, reids, cols, lhs, rhs, op, lhs_target, rhs_target, s, d):
     if op == "dot" and rindptr is not None and "v" not in (lhs_target, rhs_target):
         # The kernel keeps the row's own operand at hand: group the edges by the end that has one.
         turned = {"u": "v", "e": "e"}
@@ -84,9 +78,7 @@ def _shapes(a: Tensor | None, b: Tensor | None):
 
 
 @torch.library.register_fake("ampgnn::spmm", lib=_lib)
-def _(
-    indptr, indices, eids, rindptr, rindices, reids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg
-):
+def _(indptr, indices, eids, rindptr, rindices, reids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg):
     like, a, b = _shapes(x, w)
     out = like.new_empty((indptr.shape[0] - 1, *torch.broadcast_shapes(a, b)))
     return out, indices.new_empty(out.shape if with_arg else (0,))
@@ -155,9 +147,7 @@ class _Edges:
         if target == "v":
             return *self.here, *self.there, self.cols
         if self.there[0] is None:
-            raise RuntimeError(
-                "a gradient needs the edges grouped by source too: pass rindptr, rindices, reids"
-            )
+            raise RuntimeError("a gradient needs the edges grouped by source too: pass rindptr, rindices, reids")
         return *self.there, *self.here, self.rows
 
     @property
@@ -366,9 +356,7 @@ def _save_gat_attention(ctx, inputs, output):
 
 def _gat_attention_backward(ctx, grad, *_):
     if ctx.saved_tensors[0] is None:
-        raise RuntimeError(
-            "the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices"
-        )
+        raise RuntimeError("the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices")
     gradients = _ops.gat_attention_backward(*ctx.saved_tensors, grad, ctx.negative_slope)
     return None, None, None, None, *gradients, None
 

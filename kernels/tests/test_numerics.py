@@ -97,9 +97,7 @@ def test_degenerate_graphs(idtype, nodes, edges):
             out = ak.spmm(graph, x, w, op="mul", reduce=reduce)
             assert out.shape == (num_dst, width)
             if num_dst and width:
-                assert (out[0] == (0 if edges == 0 else edges if reduce == "sum" else 1)).all() and (
-                    out[1:] == 0
-                ).all()
+                assert (out[0] == (0 if edges == 0 else edges if reduce == "sum" else 1)).all() and (out[1:] == 0).all()
             out.sum().backward()
     logits = torch.zeros(edges, 2, dtype=torch.bfloat16)
     assert ak.edge_softmax(graph, logits).shape == (edges, 2)
@@ -179,9 +177,7 @@ def test_bad_input_is_named():
 
 def test_linear_in_float16_matches_float32_rounded_once():
     for rows in (0, 5, 9000):
-        x, weight, bias = (
-            features(*s, dtype=torch.float16, seed=i) for i, s in enumerate(((rows, 30), (7, 30), (7,)))
-        )
+        x, weight, bias = (features(*s, dtype=torch.float16, seed=i) for i, s in enumerate(((rows, 30), (7, 30), (7,))))
         leaves = [t.requires_grad_() for t in (x, weight, bias)]
         out = ak.linear(*leaves)
         exact = torch.nn.functional.linear(*(t.double() for t in leaves))

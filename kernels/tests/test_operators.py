@@ -24,11 +24,7 @@ def isa(request):
 
 def operands(graph, op, shapes, dtype):
     x = None if op in ("copy_e", "copy_rhs") else features(graph.num_src, *shapes[0], dtype=dtype, seed=1)
-    w = (
-        None
-        if op in ("copy_u", "copy_lhs")
-        else features(graph.num_edges, *shapes[1], dtype=dtype, seed=2, low=0.5)
-    )
+    w = None if op in ("copy_u", "copy_lhs") else features(graph.num_edges, *shapes[1], dtype=dtype, seed=2, low=0.5)
     return [t if t is None else t.requires_grad_() for t in (x, w)]
 
 
@@ -86,11 +82,7 @@ def test_sddmm(isa, op, dtype):
             for i, (a, b) in enumerate(shapes):
                 graph = random_graph(13, 11, 97, IDTYPES[i % 2], seed=i)
                 rows = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges}
-                lhs = (
-                    None
-                    if op == "copy_rhs"
-                    else features(rows[lhs_target], *a, dtype=dtype, seed=1).requires_grad_()
-                )
+                lhs = None if op == "copy_rhs" else features(rows[lhs_target], *a, dtype=dtype, seed=1).requires_grad_()
                 rhs = (
                     None
                     if op == "copy_lhs"
@@ -131,9 +123,7 @@ def test_edge_softmax(isa, dtype, heads, norm_by):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "heads, dim", [(1, 1), (1, 17), (1, 64), (2, 16), (3, 5), (8, 32), (1, 300), (2, 41)]
-)
+@pytest.mark.parametrize("heads, dim", [(1, 1), (1, 17), (1, 64), (2, 16), (3, 5), (8, 32), (1, 300), (2, 41)])
 def test_gat_attention(isa, dtype, heads, dim):
     graph = random_graph(40, 30, 1500, torch.int32 if dim % 2 else torch.int64)
     h = features(graph.num_src, heads, dim, dtype=dtype, seed=1).requires_grad_()
@@ -172,9 +162,7 @@ def test_weighted_sum_of_any_shape(num_src, num_dst, edges, heads, dim, dtype, i
     w = features(edges, heads, 1, dtype=dtype, seed=seed + 1)
     out = ak.spmm(graph, x, w, op="mul", reduce=reduce)
     want = ref.spmm(graph, exact(x), exact(w), op="mul", reduce=reduce)
-    terms = ref.reduce_rows(
-        graph, ref.messages(graph, exact(x), exact(w), "mul").abs(), reduce, torch.float64
-    )
+    terms = ref.reduce_rows(graph, ref.messages(graph, exact(x), exact(w), "mul").abs(), reduce, torch.float64)
     assert_within(out, want, graph.in_degrees().reshape(-1, 1, 1) + 2, terms)
 
 
@@ -210,8 +198,7 @@ def test_gradcheck_softmax_and_attention():
     assert torch.autograd.gradcheck(lambda t: ak.edge_softmax(graph, t), logits)
     assert torch.autograd.gradgradcheck(lambda t: ak.edge_softmax(graph, t), logits)
     h, el, er = (
-        features(n, *s, dtype=torch.float64, seed=n).requires_grad_()
-        for n, s in ((6, (2, 3)), (6, (2,)), (5, (2,)))
+        features(n, *s, dtype=torch.float64, seed=n).requires_grad_() for n, s in ((6, (2, 3)), (6, (2,)), (5, (2,)))
     )
     assert torch.autograd.gradcheck(lambda *t: ak.gat_attention(graph, *t), (h, el, er))
 
