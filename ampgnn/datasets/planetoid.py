@@ -46,7 +46,7 @@ def load(name: str, cache: Path) -> NodeDataset:
         origin="download",
         note=f"{name.capitalize()} citation network, Planetoid split, features normalised by row",
         license="MIT (Planetoid, Zhilin Yang)",
-        urls=[URLS[0].format(file=f"ind.{name}.*")],
+        urls=[url.format(file=f"ind.{name}.*") for url in URLS[:1]],
         sha256={f"ind.{name}.{part}": SHA256[name][part] for part in PARTS},
     )
     return parse(name, files, provenance)

@@ -43,7 +43,7 @@ def write_report(files: list[Path], out: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"spread": spread, "percent": percent, "gib": gib}
+    environment.filters |= {"spread": spread, "milliseconds": milliseconds, "percent": percent, "gib": gib}
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     for template, name in (("report.html.j2", "index.html"), ("report.md.j2", "report.md")):
@@ -62,6 +62,10 @@ def spread(value: tuple[float, float] | None, digits: int = 4) -> str:
         return "–"
     mean, deviation = value
     return f"{mean:.{digits}g}" + (f" ± {deviation:.1g}" if deviation else "")
+
+
+def milliseconds(value: tuple[float, float] | None) -> str:
+    return spread(value and (value[0] * 1000, value[1] * 1000), 3)
 
 
 def percent(value: tuple[float, float] | None) -> str:

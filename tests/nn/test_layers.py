@@ -1,0 +1,125 @@
+"""The layers against their twins in DGL: parameters, state dict, results, gradients."""
+
+import dgl
+import pytest
+import torch
+import torch.nn.functional as F
+from ampgnn_kernels import Graph
+
+from ampgnn import nn
+from ampgnn.dgl import to_graph
+
+GAT = [
+    {},
+    {"residual": True},
+    {"residual": True, "bias": False},
+    {"bias": False, "negative_slope": 0.4, "activation": F.elu},
+    {"attn_drop": 0.3},
+]
+GCN = [{"norm": n} for n in ("both", "right", "left", "none")] + [{"bias": False, "activation": F.relu}]
+
+
+def graph(nodes=50, edges=400):
+    torch.manual_seed(1)
+    return dgl.add_self_loop(dgl.rand_graph(nodes, edges).int())
+
+
+def twins(ours, theirs, arguments, options):
+    torch.manual_seed(3)
+    a = ours(*arguments, **options)
+    torch.manual_seed(3)
+    b = theirs(*arguments, **options)
+    assert list(a.state_dict()) == list(b.state_dict())
+    assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    a.load_state_dict(b.state_dict())
+    b.load_state_dict(a.state_dict())
+    return a.eval(), b.eval()
+
+
+def compare(a, b, g, inputs, **extra):
+    view = to_graph(g)
+    outs = []
+    for layer, where in ((a, view), (a, g), (b, g)):
+        layer.zero_grad()
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = layer(where, leaves[0] if len(leaves) == 1 else tuple(leaves), **extra)
+        out.square().sum().backward()
+        outs.append([out, *(x.grad for x in leaves), *(p.grad for p in layer.parameters())])
+    for one, two, theirs in zip(*outs, strict=True):
+        assert torch.equal(one, two)
+        assert torch.allclose(one, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", GAT)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_gat(options, heads):
+    a, b = twins(nn.GATConv, dgl.nn.GATConv, (12, 8, heads), options)
+    compare(a, b, graph(), [torch.randn(50, 12)])
+    a, b = twins(nn.GATConv, dgl.nn.GATConv, (8 * heads, 8, heads), options)
+    compare(a, b, graph(), [torch.randn(50, 8 * heads)])
+
+
+def test_gat_extras():
+    g = graph()
+    a, b = twins(nn.GATConv, dgl.nn.GATConv, (12, 8, 2), {})
+    x, w = torch.randn(50, 12), torch.rand(g.num_edges())
+    for out, want in zip(a(g, x, get_attention=True), b(g, x, get_attention=True), strict=True):
+        assert out.shape == want.shape and torch.allclose(out, want, atol=1e-5)
+    assert torch.allclose(a(g, x, edge_weight=w), b(g, x, edge_weight=w), atol=1e-5)
+    a.train()
+    a.attn_drop.p = 0.5
+    assert not torch.equal(a(g, x), a(g, x))
+    deep = torch.randn(50, 3, 12)
+    a.eval()
+    assert torch.allclose(a(g, deep), torch.stack([a(g, deep[:, i]) for i in range(3)], 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", GCN)
+@pytest.mark.parametrize("widths", [(12, 5), (5, 12)])
+def test_gcn(options, widths):
+    a, b = twins(nn.GraphConv, dgl.nn.GraphConv, widths, options)
+    g = graph()
+    compare(a, b, g, [torch.randn(50, widths[0])])
+    compare(a, b, g, [torch.randn(50, widths[0])], edge_weight=torch.rand(g.num_edges()))
+
+
+def test_bipartite_and_blocks():
+    g = dgl.heterograph(
+        {("a", "to", "b"): (torch.randint(9, (40,)), torch.arange(40) % 6)}, num_nodes_dict={"a": 9, "b": 6}
+    )
+    pair = [torch.randn(9, 4), torch.randn(6, 3)]
+    compare(*twins(nn.GATConv, dgl.nn.GATConv, ((4, 3), 5, 2), {}), g, pair)
+    some = torch.arange(10, dtype=torch.int32)
+    block = dgl.to_block(dgl.in_subgraph(graph(), some), some)
+    x = [torch.randn(block.num_src_nodes(), 4)]
+    compare(*twins(nn.GATConv, dgl.nn.GATConv, (4, 5, 2), {"residual": True}), block, x)
+    compare(*twins(nn.GraphConv, dgl.nn.GraphConv, (4, 5), {}), block, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_and_pure_half_give_half(dtype):
+    g, x = to_graph(graph()), torch.randn(50, 12)
+    for layer in (nn.GATConv(12, 8, 2), nn.GraphConv(12, 8), nn.GraphConv(12, 20)):
+        want = layer(g, x)
+        with torch.amp.autocast("cpu", dtype=dtype):
+            out = layer(g, x)
+        assert out.dtype == dtype and torch.allclose(out.float(), want, rtol=0.05, atol=0.05)
+        out.float().sum().backward()
+        assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+        out = layer.to(dtype)(g, x.to(dtype))
+        assert out.dtype == dtype and torch.allclose(out.float(), want, rtol=0.05, atol=0.05)
+
+
+def test_nodes_without_in_edges():
+    lonely = Graph.from_coo(torch.tensor([0]), torch.tensor([1]), 2, 2)
+    for layer in (nn.GATConv(3, 4, 1), nn.GraphConv(3, 4)):
+        with pytest.raises(ValueError, match="0-in-degree"):
+            layer(lonely, torch.randn(2, 3))
+        with pytest.raises(dgl.DGLError, match="0-in-degree"):
+            layer(dgl.graph(([0], [1])), torch.randn(2, 3))
+        layer.set_allow_zero_in_degree(True)
+        assert not layer(lonely, torch.randn(2, 3))[0].any()
+    with pytest.raises(ValueError, match="norm must be one of none, both"):
+        nn.GraphConv(3, 4, norm="all")
+    with pytest.raises(ValueError, match="external weight"):
+        nn.GraphConv(3, 4, allow_zero_in_degree=True)(lonely, torch.randn(2, 3), weight=torch.randn(3, 4))
