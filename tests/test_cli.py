@@ -13,7 +13,10 @@ def ampgnn(*arguments, cwd=None):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: -3\n", "epochs: Input should be greater than or equal to 1, got -3"),
+        (
+            "dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: -3\n",
+            "epochs: Input should be greater than or equal to 1, got -3",
+        ),
         ("dataset: digits\nmodel: gcn\nprecision: fp32\nseed: 1\n", "unknown key 'seed'"),
         ("model: gcn\nprecision: fp32\n", "dataset is missing"),
         ("[", "not YAML"),
@@ -45,7 +48,11 @@ def test_doctor_says_what_runs(tmp_path):
 
 def test_help_is_quick_to_import():
     done = subprocess.run(
-        [sys.executable, "-c", "import ampgnn.cli, sys; print({'torch', 'dgl', 'mlflow', 'matplotlib'} & set(sys.modules))"],
+        [
+            sys.executable,
+            "-c",
+            "import ampgnn.cli, sys; print({'torch', 'dgl', 'mlflow', 'matplotlib'} & set(sys.modules))",
+        ],
         capture_output=True,
         text=True,
     )

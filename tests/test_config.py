@@ -21,7 +21,14 @@ def test_defaults_are_the_user_guides():
     gat = config.parse({"dataset": "reddit", "model": "gat", "precision": "fp16"})
     assert (gat.hidden, gat.heads, gat.lr, gat.weight_decay, gat.epochs) == (256, (1, 1, 1), 1e-3, 5e-4, 100)
     gcn = config.parse(GCN)
-    assert (gcn.hidden, gcn.heads, gcn.lr, gcn.weight_decay, gcn.epochs, gcn.dropout) == (16, None, 1e-2, 5e-4, 100, 0.5)
+    assert (gcn.hidden, gcn.heads, gcn.lr, gcn.weight_decay, gcn.epochs, gcn.dropout) == (
+        16,
+        None,
+        1e-2,
+        5e-4,
+        100,
+        0.5,
+    )
     assert gat.id == "gat-h1.1.1-fp16-amp-native-cpu" and gcn.id == "gcn-bf16-amp-native-cpu"
     assert config.parse({**GCN, "precision": "fp32"}).id == "gcn-fp32-native-cpu"
 
@@ -96,7 +103,10 @@ def test_the_matrix_expands_in_order_without_repeats():
         (lambda c: c.update(threads=0), "config threads: 0 is less than the minimum of 1"),
         (lambda c: c.update(on_unavailable="skip"), "config on_unavailable: 'skip' is not one of"),
         (lambda c: c["matrix"][0].update(head=[1]), r"config matrix\[0\]: unknown key 'head', allowed are dataset"),
-        (lambda c: c["matrix"][0].update(precision=["fp8"]), r"config matrix\[0\]\.precision\[0\]: 'fp8' is not one of"),
+        (
+            lambda c: c["matrix"][0].update(precision=["fp8"]),
+            r"config matrix\[0\]\.precision\[0\]: 'fp8' is not one of",
+        ),
         (lambda c: c["datasets"].update(x={"name": "cora"}), r"config datasets\.x\.name: 'cora' is not one of"),
         (lambda c: c.pop("datasets"), "'datasets' is a required property"),
     ],

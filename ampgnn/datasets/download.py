@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pooch
+import requests
 
 from .base import DatasetError, DatasetUnavailable
 
@@ -69,7 +70,11 @@ def _download(url: str, target: Path, sha256: str) -> str | None:
             return None
         except ValueError:
             reason = "another SHA-256 than expected: truncated or changed"
-        except Exception as error:  # whatever a network does
+        except requests.HTTPError as error:
+            reason = f"HTTP status {error.response.status_code}"
+        except requests.ConnectionError:
+            reason = "no connection"
+        except Exception as error:  # whatever else a network does
             reason = _one_line(error)
         time.sleep(0.2 * 2**attempt)
     return reason

@@ -102,11 +102,6 @@ def _svg(fig) -> str:
     plt.close(fig)
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    # Sizes follow the page; identifiers must differ between the figures of one page.
-    text = re.sub(
-        r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*" ([^>]*?)width="[^"]*"',
-        r"<svg \1\2\3",
-        text,
-        count=1,
-    )
-    return text
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    head, rest = text.split(">", 1)
+    return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest  # the page sets the size

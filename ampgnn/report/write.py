@@ -43,7 +43,13 @@ def write_report(files: list[Path], out: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"spread": spread, "milliseconds": milliseconds, "percent": percent, "gib": gib}
+    environment.filters |= {
+        "spread": spread,
+        "milliseconds": milliseconds,
+        "by_reason": by_reason,
+        "percent": percent,
+        "gib": gib,
+    }
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     for template, name in (("report.html.j2", "index.html"), ("report.md.j2", "report.md")):
@@ -51,6 +57,14 @@ def write_report(files: list[Path], out: Path) -> None:
         part.write_text(environment.get_template(template).render(context))
         os.replace(part, out / name)
     print(f"report: {out / 'index.html'}")
+
+
+def by_reason(table: tables.Table) -> list[tuple[str, list[str]]]:
+    """Each reason once, with the configurations that it kept from running."""
+    found: dict[str, list[str]] = {}
+    for id, reason in table.not_run:
+        found.setdefault(reason, []).append(id)
+    return list(found.items())
 
 
 def run_link(run: dict) -> str:
@@ -65,7 +79,11 @@ def spread(value: tuple[float, float] | None, digits: int = 4) -> str:
 
 
 def milliseconds(value: tuple[float, float] | None) -> str:
-    return spread(value and (value[0] * 1000, value[1] * 1000), 3)
+    if value is None:
+        return "–"
+    mean, deviation = value[0] * 1000, value[1] * 1000
+    digits = 0 if mean >= 100 else 1 if mean >= 10 else 2
+    return f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if deviation else "")
 
 
 def percent(value: tuple[float, float] | None) -> str:

@@ -129,7 +129,9 @@ def test_the_stage_writes_what_it_promises(tmp_path, store, digits_record):
         assert final["epoch_seconds"] > 0 and final["peak_rss_bytes"] > 2**26 and final["loss_scale"] >= 1
         stored = MlflowClient(tracking_uri=store).get_run(run["mlflow_run_id"])
         assert stored.data.metrics["final/train/loss"] == pytest.approx(final["train/loss"])
-        assert "model.safetensors" in {f.path for f in MlflowClient(tracking_uri=store).list_artifacts(run["mlflow_run_id"])}
+        assert "model.safetensors" in {
+            f.path for f in MlflowClient(tracking_uri=store).list_artifacts(run["mlflow_run_id"])
+        }
     assert "epoch 3/3 (100 %)" in (tmp_path / "out" / "train.log").read_text()
 
 
@@ -158,7 +160,9 @@ def test_the_reasons_are_true_of_stock_dgl():
     layer = GATConv(4, 3, 1)
     for kind, mode in (("fp16", "pure"), ("fp16", "amp"), ("bf16", "amp"), ("bf16", "pure"), ("fp32", "amp")):
         dtype = precision.DTYPES[kind]
-        model, x = (layer.to(dtype), torch.ones(10, 4, dtype=dtype)) if mode == "pure" else (layer.float(), torch.ones(10, 4))
+        model, x = (
+            (layer.to(dtype), torch.ones(10, 4, dtype=dtype)) if mode == "pure" else (layer.float(), torch.ones(10, 4))
+        )
         try:
             with precision.autocast("cpu", kind, mode):
                 model(g, x)
