@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+
 import ampgnn_kernels as kernels
 import torch
-from ampgnn_kernels import Compressed, Graph
 from dgl.base import ALL, DGLError, is_all
 from torch import Tensor
 
+from ampgnn.graph import Compressed, Graph
 from ampgnn.nn.common import autocast
 
-from .convert import index_to_graph
+from .convert import index_to_graph, joined
 
 _OPS = {"copy_lhs": "copy_u", "copy_rhs": "copy_e"}
+
+
+def _with_dgl_errors(function):
+    """DGL's own kind of error for arguments that the kernels refuse."""
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except (ValueError, TypeError) as error:
+            raise DGLError(str(error)) from error
+
+    return wrapped
 
 
 def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
     return [t if t is None else autocast(t) for t in tensors]
 
 
+@_with_dgl_errors
 def gspmm(g, op, reduce_op, lhs_data, rhs_data):
     """``dgl.ops.gspmm``; a graph with several edge types gives a tuple of results, one a node type."""
     op = _OPS.get(op, op)
@@ -32,37 +48,49 @@ def _gspmm_types(g, op, reduce_op, lhs_data, rhs_data):
     if reduce_op == "mean":
         raise DGLError("reducer mean is not defined across edge types: use multi_update_all")
     index = g._graph
-    found: list[list[tuple[Tensor, Graph]]] = [[] for _ in range(index.number_of_ntypes())]
+    found: list[list[tuple[Graph, Tensor | None, Tensor | None]]] = [[] for _ in range(index.number_of_ntypes())]
     for etype in range(index.number_of_etypes()):
         source, destination = index.metagraph.find_edge(etype)
         lhs = None if lhs_data is None or op == "copy_e" else lhs_data[source]
         rhs = None if rhs_data is None or op == "copy_u" else rhs_data[etype]
-        if (lhs is None and op != "copy_e") or (rhs is None and op != "copy_u"):
-            continue
-        view = index_to_graph(index, etype)
-        found[destination].append((kernels.spmm(view, *_cast(lhs, rhs), op=op, reduce=reduce_op), view))
-    return tuple(_across_types(results, reduce_op) for results in found)
+        if (lhs is not None or op == "copy_e") and (rhs is not None or op == "copy_u"):
+            found[destination].append((index_to_graph(index, etype), *_cast(lhs, rhs)))
+    across = _sum_across if reduce_op == "sum" else _extreme_across
+    return tuple(across(parts, op, reduce_op) if parts else None for parts in found)
 
 
-def _across_types(results: list[tuple[Tensor, Graph]], reduce_op: str) -> Tensor | None:
-    """One result of those of several edge types into one node type; a type without an edge into a node is left out."""
-    if not results:
-        return None
-    if reduce_op == "sum":
-        return sum((out for out, _ in results[1:]), results[0][0])
+def _sum_across(parts, op, reduce_op) -> Tensor:
+    """The sum over the edges of all types: in half precision made in float32 and rounded once."""
+    dtypes = [t.dtype for _, *operands in parts for t in operands if t is not None]
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    wide = dtype if len(parts) == 1 or dtype == torch.float64 else torch.float32
+    total = None
+    for view, *operands in parts:
+        lhs, rhs = (t if t is None else t.to(wide) for t in operands)
+        out = kernels.spmm(view, lhs, rhs, op=op)
+        total = out if total is None else total + out
+    return total.to(dtype)
+
+
+def _extreme_across(parts, op, reduce_op) -> Tensor:
+    """The largest or smallest message of all types; a type without an edge into a node is left out there."""
     empty = float("-inf") if reduce_op == "max" else float("inf")
-    without = [(view.in_degrees() == 0).reshape(-1, *[1] * (out.dim() - 1)) for out, view in results]
-    stacked = torch.stack([out.masked_fill(none, empty) for (out, _), none in zip(results, without, strict=True)])
+    outs = [kernels.spmm(view, lhs, rhs, op=op, reduce=reduce_op) for view, lhs, rhs in parts]
+    without = [
+        (view.in_degrees() == 0).reshape(-1, *[1] * (out.dim() - 1))
+        for (view, *_), out in zip(parts, outs, strict=True)
+    ]
+    stacked = torch.stack([out.masked_fill(none, empty) for out, none in zip(outs, without, strict=True)])
     best = stacked.amax(0) if reduce_op == "max" else stacked.amin(0)
     return best.masked_fill(torch.stack(without).all(0), 0)
 
 
+@_with_dgl_errors
 def gsddmm(g, op, lhs_data, rhs_data, lhs_target="u", rhs_target="v"):
     """``dgl.ops.gsddmm``; a graph with several edge types gives a tuple of results, one an edge type."""
     index = g._graph
     if index.number_of_etypes() == 1:
-        lhs_data, rhs_data = _cast(lhs_data, rhs_data)
-        return kernels.sddmm(index_to_graph(index), op, lhs_data, rhs_data, lhs_target, rhs_target)
+        return _sddmm(index_to_graph(index), op, lhs_data, rhs_data, lhs_target, rhs_target)
     results = []
     for etype in range(index.number_of_etypes()):
         source, destination = index.metagraph.find_edge(etype)
@@ -71,10 +99,18 @@ def gsddmm(g, op, lhs_data, rhs_data, lhs_target="u", rhs_target="v"):
         rhs = None if op == "copy_lhs" else rhs_data[at[rhs_target]]
         missing = (lhs is None and op != "copy_rhs") or (rhs is None and op != "copy_lhs")
         view = index_to_graph(index, etype)
-        results.append(None if missing else kernels.sddmm(view, op, *_cast(lhs, rhs), lhs_target, rhs_target))
+        results.append(None if missing else _sddmm(view, op, lhs, rhs, lhs_target, rhs_target))
     return tuple(results)
 
 
+def _sddmm(view: Graph, op: str, lhs: Tensor | None, rhs: Tensor | None, lhs_target: str, rhs_target: str) -> Tensor:
+    lhs, rhs = _cast(lhs, rhs)
+    if op == "dot" and lhs.dim() == rhs.dim() == 1:  # of one number a node, which DGL allows
+        op = "mul"
+    return kernels.sddmm(view, op, lhs, rhs, lhs_target, rhs_target)
+
+
+@_with_dgl_errors
 def edge_softmax(gidx, logits, eids=ALL, norm_by="dst"):
     """DGL's inner ``edge_softmax`` on a graph index; with ``eids`` over those edges alone."""
     if not is_all(eids):
@@ -82,31 +118,52 @@ def edge_softmax(gidx, logits, eids=ALL, norm_by="dst"):
     return kernels.edge_softmax(index_to_graph(gidx), autocast(logits), norm_by)
 
 
+@_with_dgl_errors
 def edge_softmax_hetero(gidx, eids=ALL, norm_by="dst", *logits):
     """The same over the edges of all types together, which compete for a node."""
+    if not is_all(eids):
+        raise DGLError("edge_softmax over a subset of edges is defined for graphs with one edge type")
     side = 0 if norm_by == "src" else 1
     results: list[Tensor | None] = [None] * len(logits)
     groups: dict[int, list[int]] = {}
-    for etype in range(gidx.number_of_etypes()):
-        groups.setdefault(gidx.metagraph.find_edge(etype)[side], []).append(etype)
+    for etype, value in enumerate(logits):
+        if value is not None:
+            groups.setdefault(gidx.metagraph.find_edge(etype)[side], []).append(etype)
     for etypes in groups.values():
-        etypes = [t for t in etypes if logits[t] is not None]
-        if not etypes:
-            continue
-        views = [index_to_graph(gidx, t) for t in etypes]
-        row = torch.cat([view.coo()[side] for view in views])
-        nodes = (views[0].num_src, views[0].num_dst)[side]
-        joined = Graph.from_coo(torch.zeros_like(row), row, 1, nodes)
-        weights = kernels.edge_softmax(joined, autocast(torch.cat([logits[t] for t in etypes])))
-        for etype, part in zip(etypes, weights.split([view.num_edges for view in views]), strict=True):
+        values = torch.cat([autocast(logits[t]) for t in etypes])
+        weights = kernels.edge_softmax(joined(gidx, tuple(etypes), side), values)
+        for etype, part in zip(etypes, weights.split([len(logits[t]) for t in etypes]), strict=True):
             results[etype] = part
     return tuple(results)
 
 
+@_with_dgl_errors
 def segment_reduce(seglen, value, reducer="sum"):
-    """``dgl.segment_reduce``."""
+    """``dgl.ops.segment_reduce``."""
     if reducer not in ("sum", "mean", "max", "min"):
         raise DGLError(f"reducer {reducer} not recognized.")
     indptr = torch.cat([seglen.new_zeros(1), seglen]).cumsum(0).to(seglen.dtype)
-    view = Graph(1, len(seglen), csc=Compressed(indptr, torch.zeros(len(value), dtype=indptr.dtype), None))
+    if int(indptr[-1]) != len(value):
+        raise DGLError(f"the segments have {int(indptr[-1])} rows together, value has {len(value)}")
+    view = Graph(1, len(seglen), csc=Compressed(indptr, torch.zeros_like(indptr[:1]).expand(len(value)), None))
     return kernels.spmm(view, None, autocast(value), op="copy_e", reduce=reducer)
+
+
+@_with_dgl_errors
+def segment_mm(A, B, seglen_A):
+    """Rows of ``A`` (N, in), segment i times ``B[i]`` of (R, in, out), in a type of both; sums in float32."""
+    a, b = _cast(A, B)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    rows = a.to(dtype).split([int(n) for n in seglen_A])
+    return torch.cat([kernels.linear(x, w.t()) for x, w in zip(rows, b.to(dtype), strict=True)])
+
+
+@_with_dgl_errors
+def gather_mm(A, B, idx_A=None, idx_B=None):
+    """Row i of ``A`` times ``B[idx_B[i]]``, by sorting the rows into segments: no weight is copied a row."""
+    a = A if idx_A is None else A[idx_A]
+    if idx_B is None:
+        return segment_mm(a, B, [1] * len(B))
+    order = torch.argsort(idx_B, stable=True)
+    counts = torch.bincount(idx_B, minlength=len(B))
+    return segment_mm(a[order], B, counts.tolist())[torch.argsort(order)]

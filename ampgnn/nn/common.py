@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
-from ampgnn_kernels import Graph
-from torch import Tensor
+from ampgnn_kernels import linear
+from torch import Tensor, nn
+
+from ampgnn.graph import Graph
 
 ZERO_IN_DEGREE = (
     "There are 0-in-degree nodes in the graph, output for those nodes will be invalid: add self-loops with "
@@ -21,24 +23,56 @@ def as_graph(graph) -> Graph:
     return to_graph(graph)
 
 
+def error_of(graph) -> type[Exception]:
+    """What a layer raises: DGL's own error for a DGLGraph, else ValueError."""
+    if isinstance(graph, Graph):
+        return ValueError
+    from dgl import DGLError
+
+    return DGLError
+
+
 def check_in_degrees(graph, view: Graph) -> None:
-    """Refuses nodes without in-edges, with DGL's own error for a DGLGraph.
+    """Refuses nodes without in-edges.
 
     Raises:
         ValueError or dgl.DGLError.
     """
-    if not view.has_zero_in_degree:
-        return
-    if graph is view:
-        raise ValueError(ZERO_IN_DEGREE)
-    from dgl import DGLError
-
-    raise DGLError(ZERO_IN_DEGREE)
+    if view.has_zero_in_degree:
+        raise error_of(graph)(ZERO_IN_DEGREE)
 
 
-def source_and_destination(feat: Tensor | tuple[Tensor, Tensor], graph: Graph) -> tuple[Tensor, Tensor]:
-    """Features of both ends: a pair as it is; of one tensor the destinations are its first rows, as in DGL's blocks."""
-    return feat if isinstance(feat, tuple) else (feat, feat[: graph.num_dst])
+def source_and_destination(feat: Tensor | tuple[Tensor, Tensor], graph, view: Graph) -> tuple[Tensor, Tensor]:
+    """Features of both ends: a pair as it is; of one tensor the destinations are its first rows in a block (or a
+    ``Graph``, which does not tell), else all of it.
+
+    Raises:
+        ValueError or dgl.DGLError: rows that do not fit the graph.
+    """
+    if isinstance(feat, tuple):
+        source, destination = feat
+    else:
+        block = graph is view or graph.is_block
+        source, destination = feat, feat[: view.num_dst] if block else feat
+    if (source.shape[0], destination.shape[0]) != (view.num_src, view.num_dst):
+        raise error_of(graph)(
+            f"the graph has {view.num_src} source and {view.num_dst} destination nodes, "
+            f"the features {source.shape[0]} and {destination.shape[0]} rows"
+        )
+    return source, destination
+
+
+def apply_linear(fc: nn.Module, x: Tensor) -> Tensor:
+    """``fc(x)``; a plain linear layer through the kernels' product, one that is hooked or replaced as it is."""
+    hooks = fc._forward_hooks or fc._forward_pre_hooks or fc._backward_hooks or fc._backward_pre_hooks
+    return linear(x, fc.weight, fc.bias) if type(fc) is nn.Linear and not hooks else fc(x)
+
+
+def passes_all(dropout: nn.Module) -> bool:
+    """Whether the module lets every element through as it is."""
+    if isinstance(dropout, nn.Dropout):
+        return dropout.p == 0 or not dropout.training
+    return isinstance(dropout, nn.Identity)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from ampgnn_kernels import edge_softmax, gat_attention, head_dot, linear, sddmm, spmm
+from ampgnn_kernels import edge_softmax, gat_attention, head_dot, sddmm, spmm
 from torch import Tensor, nn
 
-from .common import as_graph, check_in_degrees, source_and_destination
+from .common import apply_linear, as_graph, check_in_degrees, passes_all, source_and_destination
 
 
 def gat_forward(layer, graph, feat, edge_weight: Tensor | None = None, get_attention: bool = False):
@@ -24,45 +23,40 @@ def gat_forward(layer, graph, feat, edge_weight: Tensor | None = None, get_atten
     view = as_graph(graph)
     if not layer._allow_zero_in_degree:
         check_in_degrees(graph, view)
-    source, destination = source_and_destination(feat, view)
+    source, destination = source_and_destination(feat, graph, view)
     pair = isinstance(feat, tuple)
     source = layer.feat_drop(source)
-    destination = layer.feat_drop(destination) if pair else source[: view.num_dst]
+    destination = layer.feat_drop(destination) if pair else source[: destination.shape[0]]
     heads = layer._num_heads, layer._out_feats
     shape = *destination.shape[:-1], *heads
 
-    def project(x: Tensor, fc: nn.Linear) -> Tensor:
-        return linear(x, fc.weight, fc.bias).view(x.shape[0], -1, layer._out_feats)  # dimensions between join the heads
+    def project(x: Tensor, fc: nn.Module) -> Tensor:
+        return apply_linear(fc, x).view(x.shape[0], -1, layer._out_feats)  # dimensions between join the heads
 
     separate = hasattr(layer, "fc_src")
     h = project(source, layer.fc_src if separate else layer.fc)
-    h_dst = project(destination, layer.fc_dst if separate else layer.fc) if pair else h[: view.num_dst]
+    h_dst = project(destination, layer.fc_dst if separate else layer.fc) if pair else h[: destination.shape[0]]
     copies = h.shape[1] // layer._num_heads
     a_l, a_r = (a.view(heads).repeat(copies, 1) for a in (layer.attn_l, layer.attn_r))
     el, er = head_dot(h, a_l), head_dot(h_dst, a_r)
-    slope = layer.leaky_relu.negative_slope
-    dropping = layer.training and layer.attn_drop.p > 0
-    if edge_weight is None and not get_attention and not dropping:
-        out = gat_attention(view, h, el, er, slope)
+    ordinary = passes_all(layer.attn_drop) and type(layer.leaky_relu) is nn.LeakyReLU
+    if edge_weight is None and not get_attention and ordinary:
+        out = gat_attention(view, h, el, er, layer.leaky_relu.negative_slope)
     else:
-        weights = edge_softmax(view, F.leaky_relu(sddmm(view, "add", el, er), slope)).unsqueeze(-1)
+        weights = edge_softmax(view, layer.leaky_relu(sddmm(view, "add", el, er))).unsqueeze(-1)
         weights = layer.attn_drop(weights)
         if edge_weight is not None:
             weights = weights * edge_weight.reshape(-1, 1, 1)
         out = spmm(view, h, weights.to(h.dtype), op="mul")
     out = out.view(shape)
     if layer.res_fc is not None:
-        residual = destination if isinstance(layer.res_fc, nn.Identity) else _apply(layer.res_fc, destination)
+        residual = apply_linear(layer.res_fc, destination)
         out = out + residual.view(*shape[:-2], -1, layer._out_feats).to(out.dtype)
     if layer.bias is not None:
         out = out + layer.bias.view(heads).to(out.dtype)
     if layer.activation:
         out = layer.activation(out)
     return (out, weights.view(view.num_edges, *shape[1:-1], 1)) if get_attention else out
-
-
-def _apply(fc: nn.Module, x: Tensor) -> Tensor:
-    return linear(x, fc.weight, fc.bias) if isinstance(fc, nn.Linear) else fc(x)
 
 
 class GATConv(nn.Module):
@@ -122,7 +116,7 @@ class GATConv(nn.Module):
         self.activation = activation
 
     def reset_parameters(self) -> None:
-        """Glorot's normal initialisation with the gain of a ReLU, biases 0; DGL's order, so a seed gives DGL's values."""
+        """Glorot's normal initialisation with the gain of a ReLU, biases 0, in DGL's order: a seed gives its values."""
         gain = nn.init.calculate_gain("relu")
         for fc in ("fc", "fc_src", "fc_dst"):
             if hasattr(self, fc):

@@ -6,7 +6,7 @@ import torch
 from ampgnn_kernels import linear, spmm
 from torch import Tensor, nn
 
-from .common import as_graph, autocast, check_in_degrees, source_and_destination
+from .common import as_graph, autocast, check_in_degrees, error_of
 
 NORMS = ("none", "both", "right", "left")
 
@@ -28,11 +28,11 @@ def gcn_forward(layer, graph, feat, weight: Tensor | None = None, edge_weight: T
     if not layer._allow_zero_in_degree:
         check_in_degrees(graph, view)
     if weight is not None and layer.weight is not None:
-        raise _error(graph, view)(
+        raise error_of(graph)(
             "an external weight was given to a layer that has its own: construct it with weight=False"
         )
     weight = layer.weight if weight is None else weight
-    out, _ = source_and_destination(feat, view)
+    out = feat[0] if isinstance(feat, tuple) else feat
     if weight is not None and layer._in_feats > layer._out_feats:  # the narrower side is aggregated
         out = _aggregate(layer, view, linear(out, weight.t()), edge_weight)
     else:
@@ -51,14 +51,6 @@ def _aggregate(layer, view, x: Tensor, edge_weight: Tensor | None) -> Tensor:
         return spmm(view, x, op="copy_u", src_scale=src_scale, dst_scale=dst_scale)
     w = autocast(edge_weight.reshape(view.num_edges, -1))
     return spmm(view, x, w, op="mul", src_scale=src_scale, dst_scale=dst_scale)
-
-
-def _error(graph, view) -> type[Exception]:
-    if graph is view:
-        return ValueError
-    from dgl import DGLError
-
-    return DGLError
 
 
 class GraphConv(nn.Module):

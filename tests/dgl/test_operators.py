@@ -208,13 +208,21 @@ def test_switching_and_views():
     assert not is_enabled()
     original = dgl.ops.gspmm
     with ampgnn.enabled():
-        ampgnn.enable()
         assert is_enabled() and dgl.ops.gspmm is not original
         with ampgnn.enabled():
             pass
         assert is_enabled()
+        ampgnn.enable()
+        ampgnn.enable()
+    assert is_enabled()  # asked for inside the block, it outlasts it
+    with ampgnn.enabled():
+        ampgnn.disable()
+        assert is_enabled()  # until the block ends
     assert not is_enabled() and dgl.ops.gspmm is original
     ampgnn.disable()
+
+
+def test_views():
     g = graph()
     view = to_graph(g)
     assert to_graph(g) is view and view.num_edges == 300
@@ -227,7 +235,7 @@ def test_switching_and_views():
 
 def test_an_unknown_dgl_is_refused(monkeypatch):
     monkeypatch.setattr(dgl, "__version__", "9.9")
-    with pytest.raises(UserError, match=r"dgl 9\.9 is not known to ampgnn, known are 1\.1\.3"):
+    with pytest.raises(UserError, match=r"dgl 9\.9 is not known to ampgnn, known are 1\.1\.3, 2\.1\.0"):
         ampgnn.enable()
     monkeypatch.undo()
     monkeypatch.setattr("dgl.ops.spmm.gspmm", lambda g: None)
