@@ -83,7 +83,7 @@ def test_quick_covers_every_dimension():
         "heads": {None, (1, 1, 1), (2, 2, 2)},
     }.items():
         assert {getattr(c, field) for c in configs} == values
-    assert all(c.seeds == (0, 1, 2) for c in configs if c.dataset == "citeseer")
+    assert all(len(c.seeds) >= 3 for c in configs if c.dataset == "citeseer")
 
 
 def test_the_matrix_expands_in_order_without_repeats():

@@ -119,8 +119,9 @@ def _verdicts(rows: list[Row]) -> list[str]:
             loss, accuracy = row.loss[0] / base.loss[0] - 1, row.accuracy[0] - base.accuracy[0]
             fits = abs(loss) <= LOSS_TOLERANCE and abs(accuracy) <= ACCURACY_TOLERANCE
             heads = f" heads {row.heads}" if row.heads else ""
+            seeds = f"{row.seeds} seed{'s' if row.seeds > 1 else ''}"
             verdict = "matches fp32" if fits else "differs from fp32"
             said.append(
-                f"{row.precision} {row.mode}{heads} {verdict}: loss {loss:+.2%}, test accuracy {accuracy * 100:+.2f} points"
+                f"{row.precision} {row.mode}{heads} {verdict}: loss {loss:+.2%}, test accuracy {accuracy * 100:+.2f} points ({seeds})"
             )
     return said

@@ -197,11 +197,11 @@ def _check_compressed(indptr: Tensor, indices: Tensor, eids: Tensor | None, num_
     edges = indices.numel()
     if indptr.numel() == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != edges or bool((indptr.diff() < 0).any()):
         raise ValueError(f"indptr must rise from 0 to the number of edges, {edges}")
-    if edges and not (0 <= int(indices.min()) and int(indices.max()) < num_src):
+    if edges and not (int(indices.min()) >= 0 and int(indices.max()) < num_src):
         raise ValueError(f"indices must be at least 0 and below the number of source nodes, {num_src}")
     if eids is not None:
         seen = torch.zeros(edges, dtype=torch.bool, device=eids.device)
-        if eids.numel() != edges or (edges and not (0 <= int(eids.min()) and int(eids.max()) < edges)):
+        if eids.numel() != edges or (edges and not (int(eids.min()) >= 0 and int(eids.max()) < edges)):
             raise ValueError(f"eids must be a permutation of 0 to {edges - 1}")
         seen[eids.long()] = True
         if not bool(seen.all()):

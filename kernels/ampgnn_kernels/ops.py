@@ -2,7 +2,8 @@
 
 An operator takes a graph as tensors: its edges grouped by the row that receives (``indptr, indices, eids``) and,
 where a gradient is wanted, grouped by the other end (``rindptr, rindices, reids``). ``cols`` is the number of nodes
-at the other end. Two operands have the same number of dimensions; scales are float32, float64 for float64 features. The public functions in ``functional.py`` fill these in from a ``Graph``.
+at the other end. Two operands have the same number of dimensions; scales are float32, float64 for float64 features.
+The public functions in ``functional.py`` fill these in from a ``Graph``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import cpu
-from .broadcast import plan, unbroadcast
+from .broadcast import unbroadcast
 from .cpu import accumulator
 
 _GRAPH = "Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids, int cols"
@@ -167,10 +168,8 @@ def _spmm_sum(edges: _Edges, target, x, w, op, src_scale=None, dst_scale=None) -
 
 def _save_spmm(ctx, inputs, output):
     *graph, x, w, op, reduce, src_scale, dst_scale, _ = inputs
-    out, arg = output
+    _, arg = output
     ctx.mark_non_differentiable(arg)
-    if op in ("copy_u", "copy_e") and reduce in ("max", "min"):
-        ctx.feature_shapes = tuple(None if t is None else t.shape for t in (x, w))
     ctx.save_for_backward(*graph[:6], x, w, src_scale, dst_scale, arg)
     ctx.cols, ctx.op, ctx.reduce = graph[6], op, reduce
 
@@ -283,11 +282,8 @@ def _operand_backward(edges, op, lhs, rhs, targets, grad, scales, side):
     """The gradient of operand ``side`` (0 lhs, 1 rhs): the derivative on each edge, summed over its target's edges."""
     own, other = (lhs, rhs) if side == 0 else (rhs, lhs)
     target, far = targets[side], targets[1 - side]
-    product = op in ("mul", "dot") or (op == "div" and side == 0)
-    if product and {target, far} == {"u", "v"} and _same_features(own, other, grad, op):
-        # Σ over the edges of grad[e] * other[far]: one fused pass; a quotient turns the operands round.
-        if op != "div":
-            return _spmm_sum(edges, target, other, grad, "mul", *scales)
+    if op in ("mul", "dot") and {target, far} == {"u", "v"} and _same_features(own, other, grad, op):
+        return _spmm_sum(edges, target, other, grad, "mul", *scales)  # Σ over the edges of grad[e] * other[far], fused
     linear = op in ("add", "sub", "copy_lhs", "copy_rhs")
     if linear and own.shape[1:] == grad.shape[1:] and target != "e" and scales == (None, None):
         total = _spmm_sum(edges, target, None, grad, "copy_e")

@@ -1,7 +1,6 @@
 """Graphs, features and the error bounds of half precision that the tests share."""
 
 import torch
-
 from ampgnn_kernels import Graph
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -1,11 +1,10 @@
 """What must hold beyond the error bounds: no overflow inside, NaN and inf where they belong, any graph, any thread count."""
 
+import ampgnn_kernels as ak
 import pytest
 import torch
-from support import DTYPES, IDTYPES, features, random_graph
-
-import ampgnn_kernels as ak
 from ampgnn_kernels import Graph
+from support import DTYPES, IDTYPES, features, random_graph
 
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -1,13 +1,12 @@
 """Every operator against float64 and beside plain torch, forward and backward, on every instruction set."""
 
+import ampgnn_kernels as ak
 import pytest
 import reference as ref
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DTYPES, IDTYPES, assert_as_good_as_torch, assert_within, exact, features, random_graph
-
-import ampgnn_kernels as ak
 
 OPS = ["copy_u", "copy_e", "add", "sub", "mul", "div"]
 SHAPES = [((), ()), ((1,), (1,)), ((17,), (1,)), ((64,), (64,)), ((2, 16), (2, 1)), ((4, 5), (4, 1)), ((1, 5), (3, 1)),

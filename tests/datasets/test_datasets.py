@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ class Handler(SimpleHTTPRequestHandler):
     """Serves a folder; `fault` spoils the files whose name ends in .x."""
 
     fault = None
-    requests = Counter()
+    requests: ClassVar[Counter] = Counter()
 
     def do_GET(self):
         self.requests[Path(self.path).name] += 1
