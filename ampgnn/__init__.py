@@ -3,6 +3,10 @@
 ``ampgnn.enable()`` makes any DGL program in this process compute on the native kernels, in every precision.
 """
 
+from .dgl.graphbolt import stand_in
+
+stand_in()
+
 __version__ = "0.1.0"
 __all__ = ["disable", "enable", "enabled", "supports"]
 

@@ -38,8 +38,10 @@ class _Patch(NamedTuple):
 def _patches() -> list[_Patch]:
     import dgl.backend
     from dgl.heterograph_index import HeteroGraphIndex
+    from dgl.nn.pytorch.conv.appnpconv import APPNPConv
     from dgl.nn.pytorch.conv.gatconv import GATConv
     from dgl.nn.pytorch.conv.graphconv import GraphConv
+    from dgl.nn.pytorch.conv.twirlsconv import TWIRLSUnfoldingAndAttention
 
     from ampgnn.nn.gat import gat_forward
     from ampgnn.nn.gcn import gcn_forward
@@ -68,10 +70,28 @@ def _patches() -> list[_Patch]:
         (HeteroGraphIndex, "get_relation_graph", convert.relation, "(self, etype)"),
         (GATConv, "forward", gat_forward, "(self, graph, feat, edge_weight=None, get_attention=False)"),
         (GraphConv, "forward", gcn_forward, "(self, graph, feat, weight=None, edge_weight=None)"),
+        (APPNPConv, "forward", _in_type_of_features(APPNPConv.forward), "(self, graph, feat, edge_weight=None)"),
+        (
+            TWIRLSUnfoldingAndAttention,
+            "forward",
+            _in_type_of_features(TWIRLSUnfoldingAndAttention.forward),
+            "(self, g, X)",
+        ),
     ]
     return [_Patch(owner, *rest) for where, *rest in public for owner in (where, dgl.ops)] + [
         _Patch(*patch) for patch in inner
     ]
+
+
+def _in_type_of_features(forward: Callable) -> Callable:
+    """The result in the features' type, of a layer whose own edge weights are float32 whatever the features are."""
+
+    def cast(self, graph, feat, edge_weight=None):
+        if edge_weight is not None:
+            return forward(self, graph, feat, edge_weight)
+        return forward(self, graph, feat).to(feat.dtype)
+
+    return cast
 
 
 def enable(strict: bool = False) -> None:

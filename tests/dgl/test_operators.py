@@ -10,13 +10,14 @@ import torch
 from dgl.nn.functional import edge_softmax
 
 import ampgnn
-from ampgnn.dgl import is_enabled, to_graph
+from ampgnn.dgl import is_enabled, stock_layers, to_graph
 from ampgnn.errors import UserError
 
 HALVES = [torch.float16, torch.bfloat16]
 DTYPES = [torch.float32, *HALVES]
 BINARY = [f"{a}_{op}_{b}" for op in ("add", "sub", "mul", "div", "dot") for a, b in product("uve", "uve") if a != b]
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+SUMMED = 100 * 2.0**-24  # of sums of some tens of terms about 1, made in float32
 
 
 @pytest.fixture
@@ -201,6 +202,70 @@ def test_degrees_are_not_rounded_in_graph_conv(kernels):
     assert out[0].item() == 60_000 and out[1].item() == 0
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_in_degree_is_zero_not_the_largest_negative(kernels, dtype):
+    g = dgl.graph(([0], [1]), num_nodes=3)
+    x = torch.full((3, 2), -3.0, dtype=dtype, requires_grad=True)
+    for reduce in ("max", "min", "mean", "sum"):
+        out = getattr(dgl.ops, f"copy_u_{reduce}")(g, x)
+        assert torch.equal(out[1], x[0]) and not out[[0, 2]].any()
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(grad, torch.tensor([[1.0, 1], [0, 0], [0, 0]], dtype=dtype))
+
+
+def test_fp16_softmax_of_the_largest_logits(kernels):
+    logits = torch.tensor([[60_000.0], [-60_000], [60_000]], dtype=torch.float16)
+    assert torch.equal(edge_softmax(star(3), logits), torch.tensor([[0.5], [0], [0.5]], dtype=torch.float16))
+
+
+def test_nan_stays_in_its_row(kernels):
+    g = dgl.graph(([0, 1], [2, 3]), num_nodes=4)
+    x = torch.tensor([[float("nan")], [float("inf")], [0], [0]], dtype=torch.bfloat16)
+    for reduce in ("sum", "mean", "max", "min"):
+        out = getattr(dgl.ops, f"copy_u_{reduce}")(g, x).flatten()
+        assert out[2].isnan() and out[3].isposinf() and not out[:2].any()
+
+
+def test_sum_across_edge_types_is_rounded_once(kernels):
+    g = dgl.heterograph({("a", "r", "b"): ([0], [0]), ("a", "s", "b"): ([0], [0]), ("a", "t", "b"): ([0], [0])})
+    g.nodes["a"].data["x"] = torch.ones(1, 1, dtype=torch.bfloat16)
+    g.edata["w"] = dict(zip(g.canonical_etypes, torch.tensor([256.0, 1, 1]).bfloat16().reshape(3, 1, 1), strict=True))
+    g.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "y"))
+    assert g.nodes["b"].data["y"].item() == 258
+
+
+def test_features_of_one_number(kernels):
+    g = graph()
+    x, w = torch.rand(40).half(), torch.rand(300).half()
+    src, dst = g.edges()
+    assert torch.equal(dgl.ops.u_dot_v(g, x, x), x[src.long()] * x[dst.long()])
+    assert dgl.ops.u_mul_e_sum(g, x, w).shape == (40,) and edge_softmax(g, w).shape == (300,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shapes", [((3, 1), (5, 3, 4)), ((4,), (1,)), ((2, 1, 3), (1, 5, 1)), ((), (2,)), ((0,), (0,))]
+)
+def test_broadcasting(dtype, shapes):
+    g = graph()
+    x, w = (torch.rand(n, *s).to(dtype) + 0.5 for n, s in zip((40, 300), shapes, strict=True))
+    for op, reduce in product(("add", "sub", "mul", "div"), ("sum", "max", "mean")):
+        name = f"u_{op}_e_{reduce}"
+        with ampgnn.enabled():
+            out = getattr(dgl.ops, name)(g, x, w)
+        src, dst = g.edges()
+        a, b = x.double()[src.long()], w.double()
+        ndim = max(a.dim(), b.dim())
+        a, b = (t.reshape(300, *[1] * (ndim - t.dim()), *t.shape[1:]) for t in (a, b))
+        message = {"add": a + b, "sub": a - b, "mul": a * b, "div": a / b}[op]
+        kind = {"sum": "sum", "max": "amax", "mean": "mean"}[reduce]
+        at = dst.long().reshape(-1, *[1] * (ndim - 1)).expand_as(message)
+        want = torch.zeros(40, *message.shape[1:], dtype=torch.float64)
+        want = want.scatter_reduce(0, at, message, kind, include_self=False)
+        assert out.dtype == dtype and out.shape == want.shape
+        assert torch.allclose(out.double(), want, rtol=UNIT[dtype], atol=SUMMED)
+
+
 # ---- switching
 
 
@@ -242,6 +307,121 @@ def test_an_unknown_dgl_is_refused(monkeypatch):
     with pytest.raises(UserError, match=r"this DGL has dgl\.ops\.spmm\.gspmm\(g\), ampgnn knows"):
         ampgnn.enable()
     assert not is_enabled()
+
+
+def test_strict_and_announced_fallback(monkeypatch):
+    """A device without kernels, played by an operator that raises as torch does for one."""
+    g = star(3)
+    x = torch.tensor([[1.0], [float("-inf")], [2.0]])
+
+    def no_kernel(*args, **kwargs):
+        raise NotImplementedError("Could not run 'ampgnn::spmm' with arguments from the 'XPU' backend.\nmore")
+
+    monkeypatch.setattr("ampgnn_kernels.spmm", no_kernel)
+    monkeypatch.setattr("ampgnn.dgl.seam._warned", set())
+    with ampgnn.enabled():
+        with pytest.warns(RuntimeWarning, match=r"gspmm runs on DGL's own kernels: Could not run .* backend\.$"):
+            assert dgl.ops.copy_u_max(g, x)[0] == 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # said once
+            assert dgl.ops.copy_u_max(g, x)[0] == 2
+    ampgnn.enable(strict=True)
+    try:
+        with pytest.raises(UserError, match="strict=True"):
+            dgl.ops.copy_u_max(g, x)
+    finally:
+        ampgnn.disable()
+
+
+def test_threads_that_enter_and_leave():
+    from concurrent.futures import ThreadPoolExecutor
+
+    g = star(300)
+    x = torch.ones(300, 1, dtype=torch.float16)
+
+    def work(_):
+        for _ in range(30):
+            with ampgnn.enabled():  # without the kernels DGL has no fp16
+                assert dgl.ops.copy_u_sum(g, x)[0] == 300
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))
+    assert not is_enabled()
+
+
+def test_stock_layers_stay_stock():
+    g, x = dgl.add_self_loop(dgl.rand_graph(30, 100)), torch.randn(30, 5)
+    layers = stock_layers()
+    for layer in (layers.GATConv(5, 3, 2), layers.GraphConv(5, 3)):
+        want = layer(g, x)
+        with ampgnn.enabled():
+            out = layer(g, x)
+            out.sum().backward()
+            with pytest.raises(dgl.DGLError, match="bfloat16"):  # DGL's own kernels take no fp16
+                layer.half()(g, x.half())
+            assert torch.equal(out, want)
+
+
+def test_a_view_lives_as_long_as_its_graph(kernels):
+    import gc
+    import weakref
+
+    g = graph()
+    g.update_all(fn.copy_u("x", "m"), fn.sum("m", "out"))
+    assert to_graph(g) is to_graph(g[g.canonical_etypes[0]])
+    assert to_graph(g).csr.indices.numel() == 300
+    index = weakref.ref(g._graph)
+    gc.disable()
+    try:
+        del g
+        assert index() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["coo", "csr", "csc"]])
+def test_restricted_formats(kernels, formats):
+    g = graph()
+    h = g.formats(formats)
+    x, w = g.ndata["x"].float().requires_grad_(), g.edata["y"].float().requires_grad_()
+    results = []
+    for each in (g, h):
+        out = dgl.ops.u_mul_e_sum(each, x, w)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (x, w))])
+    assert all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_segment_and_gather_mm(kernels, dtype):
+    torch.manual_seed(0)
+    for rows, wide, many in ((40, 16, 5), (12, 4, 3)):
+        a, b = torch.randn(rows, wide).to(dtype).requires_grad_(), torch.randn(many, wide, 6).to(dtype).requires_grad_()
+        index = torch.randint(many, (rows,)).sort().values
+        lengths = torch.bincount(index, minlength=many)
+        shuffle = torch.randperm(rows)
+        exact_a, exact_b = (t.detach().double().requires_grad_() for t in (a, b))
+        want = torch.bmm(exact_a.unsqueeze(1), exact_b[index]).squeeze(1)
+        wants = [want, *torch.autograd.grad(want.sum(), (exact_a, exact_b))]
+        out = dgl.ops.segment_mm(a, b, lengths)
+        mixed = dgl.ops.gather_mm(a[shuffle], b, idx_b=index[shuffle])[torch.argsort(shuffle)]
+        for found in (out, mixed):
+            assert found.dtype == dtype
+            for got, exact in zip([found, *torch.autograd.grad(found.sum(), (a, b))], wants, strict=True):
+                assert torch.allclose(got.double(), exact, rtol=2 * UNIT[dtype], atol=8 * UNIT[dtype] + SUMMED)
+
+
+def test_refusals_are_dgl_errors(kernels):
+    g = graph()
+    with pytest.raises(dgl.DGLError, match="do not broadcast"):
+        dgl.ops.u_add_e(g, torch.ones(40, 3), torch.ones(300, 2))
+    with pytest.raises(dgl.DGLError, match=r"float16 or bfloat16, got torch\.int64"):
+        dgl.ops.copy_e_sum(g, torch.ones(300, 1, dtype=torch.int64))
+    with pytest.raises(dgl.DGLError, match="5 rows together, value has 7"):
+        dgl.ops.segment_reduce(torch.tensor([2, 3]), torch.ones(7, 1))
+    h = dgl.heterograph({("a", "r", "b"): ([0], [0]), ("a", "s", "b"): ([0], [0])})
+    logits = {e: torch.ones(1, 1) for e in h.canonical_etypes}
+    with pytest.raises(dgl.DGLError, match="one edge type"):
+        edge_softmax(h, logits, eids=torch.tensor([0]))
 
 
 def test_mixed_types_follow_torch(kernels):

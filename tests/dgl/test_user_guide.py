@@ -98,7 +98,7 @@ def test_gat(g, heads, amp_dtype):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=5e-4)
     scaler = GradScaler("cpu")
     losses = []
-    for _ in range(30):
+    for _ in range(15):
         optimizer.zero_grad()
         loss = forward("cpu", g, feat, label, train_mask, model, amp_dtype)
         if amp_dtype == torch.float16:
@@ -142,7 +142,7 @@ def test_bfloat16_gcn(g):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=5e-4)
     loss_fcn = nn.CrossEntropyLoss()
     losses = []
-    for _ in range(100):
+    for _ in range(40):
         logits = model(g, feat)
         loss = loss_fcn(logits[train_mask], label[train_mask])
         loss.backward()

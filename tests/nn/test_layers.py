@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from ampgnn_kernels import Graph
 
+import ampgnn
 from ampgnn import nn
 from ampgnn.dgl import to_graph
 
@@ -123,3 +124,43 @@ def test_nodes_without_in_edges():
         nn.GraphConv(3, 4, norm="all")
     with pytest.raises(ValueError, match="external weight"):
         nn.GraphConv(3, 4, allow_zero_in_degree=True)(lonely, torch.randn(2, 3), weight=torch.randn(3, 4))
+
+
+def test_a_layer_that_was_changed_keeps_its_changes():
+    """Hooks, pruning and other modules in the place of the layer's own."""
+    g, x = graph(), torch.randn(50, 12)
+    for changed in (nn.GATConv(12, 8, 2), dgl.nn.GATConv(12, 8, 2)):
+        with ampgnn.enabled():
+            plain = changed(g, x)
+            hook = changed.fc.register_forward_hook(lambda module, inputs, out: 2 * out)
+            doubled = changed(g, x)
+            hook.remove()
+            assert not torch.allclose(plain, doubled) and torch.equal(plain, changed(g, x))
+            changed.leaky_relu = torch.nn.ELU()
+            assert not torch.allclose(plain, changed(g, x))
+
+
+def test_subclasses_of_dgl_keep_their_forward():
+    class Loud(dgl.nn.GraphConv):
+        def forward(self, graph, feat):
+            return super().forward(graph, feat) + 1
+
+    g, x, layer = graph(), torch.randn(50, 12), Loud(12, 5)
+    want = layer(g, x)
+    with ampgnn.enabled():
+        assert torch.allclose(layer(g, x), want, atol=1e-5)
+
+
+def test_features_that_do_not_fit():
+    g = dgl.heterograph({("a", "to", "b"): ([0, 1, 2], [0, 1, 0])}, num_nodes_dict={"a": 3, "b": 2})
+    with pytest.raises(dgl.DGLError, match="3 source and 2 destination nodes, the features 3 and 3 rows"):
+        nn.GATConv(4, 2, 1)(g, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("norm", ["both", "right"])
+def test_degree_norms_of_a_hub_do_not_overflow_in_fp16(norm):
+    g = Graph.from_coo(torch.arange(70_000), torch.zeros(70_000, dtype=torch.int64), 70_000, 1)
+    layer = nn.GraphConv(1, 1, norm=norm, weight=False, bias=False)
+    out = layer(g, torch.full((70_000, 1), 60.0, dtype=torch.float16))
+    want = 60 * 70_000 / (70_000**0.5 if norm == "both" else 70_000)  # 70 000 itself is no fp16 number
+    assert abs(out.item() - want) <= 2.0**-11 * want
