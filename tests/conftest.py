@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+import ampgnn  # noqa: F401  (before dgl: DGL 2.1 would not import beside a torch newer than its own)
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

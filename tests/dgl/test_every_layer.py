@@ -98,6 +98,8 @@ LAYERS = {
     "DenseChebConv": lambda g: (dglnn.DenseChebConv(IN, OUT, 2), [x(), 2.0]),
     "EdgeConv": lambda g: (dglnn.EdgeConv(IN, OUT), [x()]),
 }
+if hasattr(dglnn, "GatedGCNConv"):  # DGL 2.1; tanh, as a ReLU that rounding turns off has another gradient
+    LAYERS["GatedGCNConv"] = lambda g: (dglnn.GatedGCNConv(IN, 5, OUT, activation=torch.tanh), [x(), edges(g, 5)])
 
 
 def test_the_table_has_every_layer():
