@@ -41,38 +41,69 @@ template <class T> Message<T> message_of(Op op) {
     }
 }
 
-// The first extreme wins, and the first NaN over everything, as in torch.amax.
-template <class A, bool Max>
-inline void take_extreme(A* acc, typename Traits<A>::Bits* arg, const A* m, int64_t n, int64_t entry) {
-    using B = typename Traits<A>::Bits;
-    const B e = B(entry);
-    for (int64_t i = 0; i < n; ++i) {
-        const A x = m[i], y = acc[i];
-        const bool take = (Max ? !(x <= y) : !(x >= y)) & (y == y);
-        acc[i] = take ? x : y;
-        arg[i] = take ? e : arg[i];
+// acc = the extreme of acc and of `count` rows x; arg = the number, from `first` on, of the row it came from. The first
+// extreme wins, and the first NaN over everything, as in torch.amax. NV vectors of columns from `col`.
+template <class T, bool Max, int NV, bool Tail>
+void extreme_columns(const T* const* x, int64_t count, int64_t first, int64_t col, int tail, Acc<T>* acc,
+                     typename Traits<Acc<T>>::Bits* arg) {
+    using A = Acc<T>;
+    using Int = typename Traits<A>::Int;
+    constexpr int W = kLanes<A>;
+    Vec<A> best[NV];
+    Int from[NV];
+    for (int i = 0; i < NV; ++i) best[i] = load(acc + col + i * W), memcpy(&from[i], arg + col + i * W, sizeof(Int));
+    for (int64_t k = 0; k < count; ++k) {
+        if (k + kAhead < count) prefetch(x[k + kAhead] + col, NV * W);
+        const Int number = Int{} + typename Traits<A>::Bits(first + k);
+#pragma GCC unroll 8
+        for (int i = 0; i < NV; ++i) {
+            const T* row = x[k] + col + i * W;
+            const Vec<A> v = Tail && i == NV - 1 ? load_n(row, tail) : load(row);
+            const Int take = ~(Max ? v <= best[i] : v >= best[i]) & (best[i] == best[i]);
+            best[i] = take ? v : best[i];
+            from[i] = take ? number : from[i];
+        }
     }
+    for (int i = 0; i < NV; ++i) store(acc + col + i * W, best[i]), memcpy(arg + col + i * W, &from[i], sizeof(Int));
+}
+
+template <class T, bool Max>
+void take_extremes(const T* const* x, int64_t count, int64_t first, int64_t n, Acc<T>* acc, typename Traits<Acc<T>>::Bits* arg) {
+    constexpr int W = kLanes<Acc<T>>;
+    int64_t col = 0;
+    for (; col + 8 * W <= n; col += 8 * W) extreme_columns<T, Max, 8, false>(x, count, first, col, 0, acc, arg);
+    for (; col + W <= n; col += W) extreme_columns<T, Max, 1, false>(x, count, first, col, 0, acc, arg);
+    if (col < n) extreme_columns<T, Max, 1, true>(x, count, first, col, int(n - col), acc, arg);
 }
 
 template <class I, class T, bool Max> void spmm_extreme(const SpmmArgs& a) {
     using A = Acc<T>;
     using B = typename Traits<A>::Bits;
     const View<I> g(a.g);
-    const int64_t n = a.b.outer * a.b.inner;
+    const int64_t n = a.b.outer * a.b.inner, room = n + kLanes<A>;
     const A start = Max ? -A(__builtin_inf()) : A(__builtin_inf());
     const auto msg = message_of<T>(a.op);
     for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
-        Scratch<A> acc(n), m(n);
-        Scratch<B> arg(n);
+        Scratch<A> acc(room), m(room);
+        Scratch<B> arg(room);
+        Scratch<const T*> xs(kBlock);
+        const A* const row = m;
         for (int64_t r = first; r < end; ++r) {
             const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
             const A init = k0 < k1 ? start : A(0);
             for (int64_t i = 0; i < n; ++i) acc[i] = init, arg[i] = 0;
-            for (int64_t k = k0; k < k1; ++k) {
-                const T* x = (const T*)a.x + int64_t(g.indices[k]) * a.x_stride;
-                if (k + kAhead < k1) prefetch((const T*)a.x + int64_t(g.indices[k + kAhead]) * a.x_stride, a.x ? n : 0);
-                msg(a, x, (const T*)a.w + g.eid(k) * a.w_stride, m);
-                take_extreme<A, Max>(acc, arg, m, n, k - k0);
+            for (int64_t k = k0; k < k1; k += kBlock) {
+                const int64_t count = least(kBlock, k1 - k);
+                for (int64_t j = 0; j < count; ++j) {
+                    const int64_t u = g.indices[k + j];
+                    if (a.op == Op::copy_u) xs[j] = (const T*)a.x + u * a.x_stride;
+                    else if (a.op == Op::copy_e) xs[j] = (const T*)a.w + g.eid(k + j) * a.w_stride;
+                    else {
+                        msg(a, (const T*)a.x + u * a.x_stride, (const T*)a.w + g.eid(k + j) * a.w_stride, m);
+                        take_extremes<A, Max>(&row, 1, k + j - k0, n, acc, arg);
+                    }
+                }
+                if (a.op == Op::copy_u || a.op == Op::copy_e) take_extremes<T, Max>(xs, count, k - k0, n, acc, arg);
             }
             store_row((T*)a.out + r * n, (const A*)acc, n);
             if (a.arg)
