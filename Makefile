@@ -14,6 +14,7 @@ KERNEL_SOURCES := $(shell find kernels -type f \( -path '*/src/*' -o -path '*/am
 reproduce: setup  ## fetch the datasets, run the matrix, write results/report/index.html
 	snakemake --cores $(CORES) --configfile $(CONFIG)
 
+test: export OMP_WAIT_POLICY ?= passive  # spinning threads and other jobs on the machine would starve each other
 test: setup  ## every test; AMPGNN_DATA_MIRROR names a folder or address with the Planetoid files
 	python -m pytest
 
