@@ -15,7 +15,7 @@ REDUCES = {"sum": 0, "mean": 1, "max": 2, "min": 3}
 TARGETS = {"u": 0, "v": 1, "e": 2}
 # Ranges of rows whose partial gradients of the attention's destinations are added up in order: a function of the
 # graph alone, so that the result does not depend on the number of threads.
-EDGES_PER_PART, MAX_PARTS = 1 << 14, 16
+EDGES_PER_PART, MAX_PARTS = 1 << 14, 8
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -143,25 +143,27 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
     rows, heads, dim = h.shape
     parts = max(1, min(MAX_PARTS, rindices.shape[0] // EDGES_PER_PART))
     delta, grad_h, grad_el = torch.empty_like(er), torch.empty_like(h), torch.empty_like(el)
-    grad_er = er.new_zeros((parts, *er.shape))
+    sums = er.new_zeros((parts, *er.shape, 3))
     threads = torch.get_num_threads()
     _C.row_dot(
-        DTYPES[h.dtype],
-        er.numel(),
-        dim,
-        grad.data_ptr(),
-        out.contiguous().data_ptr(),
-        delta.data_ptr(),
-        threads,
+        DTYPES[h.dtype], er.numel(), dim, grad.data_ptr(), out.contiguous().data_ptr(), delta.data_ptr(), threads
     )
     at, ends, _, _, edges, wide = _rows(rindptr, rindices, None)
+    kept = (el.data_ptr(), er.data_ptr(), largest.data_ptr(), total.data_ptr())
     _C.attention_backward(
-        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, dim, negative_slope),
-        *(h.data_ptr(), el.data_ptr(), er.data_ptr(), largest.data_ptr(), total.data_ptr()),
-        *(grad.data_ptr(), delta.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), grad_er.data_ptr()),
+        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, dim, negative_slope, h.data_ptr(), *kept),
+        *(grad.data_ptr(), delta.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), sums.data_ptr()),
         *(er.shape[0], parts, threads),
     )
-    return grad_h, grad_el, grad_er[0] if parts == 1 else grad_er.sum(0)
+    grad_er, error, slopes = (sums[0] if parts == 1 else sums.sum(0)).unbind(-1)
+    if h.dtype not in (torch.float16, torch.bfloat16):  # the stored output was not rounded
+        return grad_h, grad_el, grad_er.contiguous()
+    error = error.contiguous()
+    _C.correct_grad_el(
+        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, negative_slope, *kept),
+        *(error.data_ptr(), grad_el.data_ptr(), threads),
+    )
+    return grad_h, grad_el, grad_er - error * slopes
 
 
 def arg_scatter(indptr, indices, eids, grad, arg, target, rows) -> Tensor:

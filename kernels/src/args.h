@@ -70,7 +70,7 @@ struct SoftmaxArgs {
     int threads;
 };
 
-// el, er, max, sum, grad_el, grad_er, delta are float, double where dtype is f64.
+// el, er, max, sum, grad_el, sums, delta are float, double where dtype is f64.
 struct AttentionArgs {
     Rows g;  // forward: rows are destinations; backward: rows are sources
     DType dtype;
@@ -83,10 +83,10 @@ struct AttentionArgs {
     void* max;       // (num_dst, heads): largest logit of a destination
     void* sum;       // (num_dst, heads): sum of exp(logit - max)
     const void* grad;   // backward: gradient of out
-    const void* delta;  // backward: (num_dst, heads), dot of grad and out
+    const void* delta;  // backward: (num_dst, heads), dot of grad and out; correction: how far it is off
     void* grad_h;
     void* grad_el;
-    void* grad_er;  // backward: (parts, num_dst, heads), zeroed; the caller adds the parts up in order
+    void* sums;  // backward: (parts, num_dst, heads, 3), zeroed; the caller adds the parts up in order
     int64_t num_dst;
     int64_t parts;
     int threads;
@@ -121,6 +121,7 @@ struct Kernels {
     void (*edge_softmax_backward)(const SoftmaxArgs&);
     void (*attention)(const AttentionArgs&);
     void (*attention_backward)(const AttentionArgs&);
+    void (*correct_grad_el)(const AttentionArgs&);
     void (*arg_scatter)(const ArgScatterArgs&);
     void (*row_dot)(const RowDotArgs&);
 };

@@ -38,13 +38,11 @@ def assert_within(out, ref, terms, magnitude):
     assert worst <= 0, f"{dtype}: beyond the bound by {worst:.3g}"
 
 
-def assert_as_good_as_torch(out, plain, ref, unit=None):
+def assert_as_good_as_torch(out, plain, ref):
     """The largest error is at most twice that of plain torch in the same type (or a few roundings of the largest value)."""
     dtype, ref = out.dtype, ref.detach()
     scale = ref.abs().max().clamp(min=1e-30) if ref.numel() else 1.0
     error, theirs = ((t.detach().double() - ref).abs().max() if ref.numel() else 0.0 for t in (out, plain))
     # Sums in another order: some roundings. (float64's plain torch is the reference itself.)
     slack = {torch.float64: 64, torch.float32: 8}.get(dtype, 2)
-    assert error <= 2 * theirs + slack * UNIT[unit or dtype] * scale, (
-        f"{dtype}: error {error:.3g}, plain torch {theirs:.3g}"
-    )
+    assert error <= 2 * theirs + slack * UNIT[dtype] * scale, f"{dtype}: error {error:.3g}, plain torch {theirs:.3g}"

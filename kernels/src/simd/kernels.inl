@@ -11,6 +11,6 @@
 
 const ampgnn::Kernels& ampgnn::AMPGNN_JOIN(AMPGNN_ISA, _kernels)() {
     static constexpr Kernels kernels{AMPGNN_STRING(AMPGNN_ISA), ::spmm,      ::sddmm,       ::edge_softmax, ::edge_softmax_backward,
-                                     ::attention, ::attention_backward, ::arg_scatter, ::row_dot};
+                                     ::attention, ::attention_backward, ::correct_grad_el, ::arg_scatter, ::row_dot};
     return kernels;
 }
