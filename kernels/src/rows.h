@@ -15,6 +15,13 @@ template <class I> struct View {
     const I *indptr, *indices, *eids;
     explicit View(const Rows& g) : indptr((const I*)g.indptr), indices((const I*)g.indices), eids((const I*)g.eids) {}
     int64_t eid(int64_t k) const { return eids ? int64_t(eids[k]) : k; }
+
+    // Starts fetching the row of edge features that entry k + kEdgesAhead will ask for: edge ids in any order make
+    // each a cache miss of its own.
+    template <class T> void prefetch_edge(const T* w, int64_t stride, int64_t k, int64_t nnz) const {
+        if (eids && k + kEdgesAhead < nnz) __builtin_prefetch(w + int64_t(eids[k + kEdgesAhead]) * stride);
+    }
+    static constexpr int64_t kEdgesAhead = 64;
 };
 
 // Zeroed scratch memory of one thread, freed with it.

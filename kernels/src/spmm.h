@@ -157,6 +157,7 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
                 for (int64_t j = 0; j < count; ++j) {
                     const int64_t u = g.indices[k + j];
                     xs[j] = x + u * a.x_stride;
+                    if (w) g.prefetch_edge(w, a.w_stride, k + j, a.g.nnz);
                     if (by_column) ws[j] = w + g.eid(k + j) * a.w_stride;
                     else if (!plain) {
                         const T* we = a.op == Op::copy_u ? nullptr : w + g.eid(k + j) * a.w_stride;
