@@ -62,7 +62,8 @@ def loss_curves(table: Table, curves: dict[tuple[str, str, int], pd.DataFrame]) 
                     ax.fill_between(both.index, both.min(axis=1), both.max(axis=1), color=colour, alpha=0.08, lw=0)
             ax.set(xlabel="epoch", title=f"heads {panel}" if panel else "")
         axes[0][0].set_ylabel("training loss")
-        axes[0][-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        lines = {line.get_label(): line for ax in axes[0] for line in ax.get_lines()}  # a panel may lack some
+        axes[0][-1].legend(handles=list(lines.values()), loc="center left", bbox_to_anchor=(1.0, 0.5))
         return _svg(fig)
 
 
