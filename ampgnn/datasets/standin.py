@@ -20,6 +20,7 @@ SIGNAL = 0.5  # distance of a class's mean from 0, in standard deviations of a f
 FULLEST = (
     0.75  # largest mean degree as a share of a class's mean size: below scale 0.12 fewer edges than Reddit's share
 )
+DRAWN_TWICE = 1.45  # a hub's draws over its neighbours at full size: some are drawn again and count once
 STUBS = 16  # resolution of a node's propensity
 
 
@@ -83,7 +84,7 @@ def _edges(rng: np.random.Generator, community: np.ndarray, pairs: int) -> tuple
     """``pairs`` different pairs u < v. A node is drawn in proportion to its propensity, whose tail falls as 1 / x^2."""
     nodes = len(community)
     mean = 2 * pairs / nodes
-    most = min(MAX_DEGREE, nodes / 4) / mean
+    most = min(DRAWN_TWICE * MAX_DEGREE, nodes / 4) / mean
     propensity = 1 / np.sqrt(1 - rng.random(nodes))
     propensity = np.minimum(propensity, most * np.minimum(propensity, most * 2).mean())
     stubs = np.maximum((propensity * STUBS).astype(np.int64), 1)
