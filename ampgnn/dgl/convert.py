@@ -88,5 +88,5 @@ class _Lazy(Graph):
     @property
     def csr(self) -> Compressed:
         if self._csr is None and self._unit is not None:
-            self._csr = _compressed(*self._unit.adjacency_matrix_tensors(0, False, "csr")[2:])
+            self._csr = _compressed(*self._unit.adjacency_matrix_tensors(0, False, "csr")[2:]).rising()
         return super().csr

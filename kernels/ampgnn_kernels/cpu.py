@@ -27,12 +27,13 @@ def _address(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def _rows(indptr: Tensor, indices: Tensor, eids: Tensor | None) -> tuple:
+def _rows(indptr: Tensor, indices: Tensor, eids: Tensor | None, cols: int) -> tuple:
     return (
         indptr.data_ptr(),
         indices.data_ptr(),
         _address(eids),
         indptr.shape[0] - 1,
+        cols,
         indices.shape[0],
         indices.dtype == torch.int64,
     )
@@ -47,14 +48,14 @@ def _contiguous(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.contiguous()
 
 
-def spmm(indptr, indices, eids, x, w, op, reduce, src_scale, dst_scale, with_arg) -> tuple[Tensor, Tensor]:
+def spmm(indptr, indices, eids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg) -> tuple[Tensor, Tensor]:
     x, w = _contiguous(x), _contiguous(w)
     a, b = (w if x is None else x), (x if w is None else w)
     p = plan(a.shape[1:], b.shape[1:])
     out = a.new_empty((indptr.shape[0] - 1, *p.shape))
     arg = indices.new_empty(out.shape if with_arg else (0,))
     _C.spmm(
-        *_rows(indptr, indices, eids),
+        *_rows(indptr, indices, eids, cols),
         DTYPES[a.dtype],
         SPMM_OPS[op],
         REDUCES[reduce],
@@ -72,13 +73,13 @@ def spmm(indptr, indices, eids, x, w, op, reduce, src_scale, dst_scale, with_arg
     return out, arg
 
 
-def sddmm(indptr, indices, eids, lhs, rhs, op, lhs_target, rhs_target, src_scale, dst_scale) -> Tensor:
+def sddmm(indptr, indices, eids, cols, lhs, rhs, op, lhs_target, rhs_target, src_scale, dst_scale) -> Tensor:
     lhs, rhs = _contiguous(lhs), _contiguous(rhs)
     a, b = (rhs if lhs is None else lhs), (lhs if rhs is None else rhs)
     p = plan(a.shape[1:], b.shape[1:], op == "dot")
     out = a.new_empty((indices.shape[0], *p.shape))
     _C.sddmm(
-        *_rows(indptr, indices, eids),
+        *_rows(indptr, indices, eids, cols),
         DTYPES[a.dtype],
         SDDMM_OPS[op],
         *p.arguments(),
@@ -100,7 +101,7 @@ def edge_softmax(indptr, indices, eids, logits) -> Tensor:
     logits = logits.contiguous()
     out = torch.empty_like(logits)
     _C.edge_softmax(
-        *_rows(indptr, indices, eids),
+        *_rows(indptr, indices, eids, 0),
         DTYPES[logits.dtype],
         _width(logits),
         logits.data_ptr(),
@@ -114,7 +115,7 @@ def edge_softmax_backward(indptr, indices, eids, logits, grad) -> Tensor:
     logits, grad = logits.contiguous(), grad.contiguous()
     out = torch.empty_like(logits)
     _C.edge_softmax_backward(
-        *_rows(indptr, indices, eids),
+        *_rows(indptr, indices, eids, 0),
         DTYPES[logits.dtype],
         _width(logits),
         logits.data_ptr(),
@@ -129,9 +130,9 @@ def gat_attention(indptr, indices, h, el, er, negative_slope) -> tuple[Tensor, T
     h, el, er = h.contiguous(), el.contiguous(), er.contiguous()
     rows, heads, dim = indptr.shape[0] - 1, *h.shape[1:]
     out, largest, total = h.new_empty((rows, heads, dim)), torch.empty_like(er), torch.empty_like(er)
-    at, ends, _, _, edges, wide = _rows(indptr, indices, None)
+    at, ends, _, *sizes = _rows(indptr, indices, None, h.shape[0])
     _C.attention(
-        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, dim, negative_slope),
+        *(at, ends, *sizes, DTYPES[h.dtype], heads, dim, negative_slope),
         *(h.data_ptr(), el.data_ptr(), er.data_ptr(), out.data_ptr(), largest.data_ptr(), total.data_ptr()),
         torch.get_num_threads(),
     )
@@ -148,10 +149,10 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
     _C.row_dot(
         DTYPES[h.dtype], er.numel(), dim, grad.data_ptr(), out.contiguous().data_ptr(), delta.data_ptr(), threads
     )
-    at, ends, _, _, edges, wide = _rows(rindptr, rindices, None)
+    at, ends, _, *sizes = _rows(rindptr, rindices, None, er.shape[0])
     kept = (el.data_ptr(), er.data_ptr(), largest.data_ptr(), total.data_ptr())
     _C.attention_backward(
-        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, dim, negative_slope, h.data_ptr(), *kept),
+        *(at, ends, *sizes, DTYPES[h.dtype], heads, dim, negative_slope, h.data_ptr(), *kept),
         *(grad.data_ptr(), delta.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), sums.data_ptr()),
         *(er.shape[0], parts, threads),
     )
@@ -160,7 +161,7 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
         return grad_h, grad_el, grad_er.contiguous()
     error = error.contiguous()
     _C.correct_grad_el(
-        *(at, ends, rows, edges, wide, DTYPES[h.dtype], heads, negative_slope, *kept),
+        *(at, ends, *sizes, DTYPES[h.dtype], heads, negative_slope, *kept),
         *(error.data_ptr(), grad_el.data_ptr(), threads),
     )
     return grad_h, grad_el, grad_er - error * slopes
@@ -170,7 +171,7 @@ def arg_scatter(indptr, indices, eids, grad, arg, target, rows) -> Tensor:
     grad, arg = grad.contiguous(), arg.contiguous()
     out = grad.new_zeros((rows, *grad.shape[1:]))
     _C.arg_scatter(
-        *_rows(indptr, indices, eids),
+        *_rows(indptr, indices, eids, 0),
         DTYPES[grad.dtype],
         TARGETS[target],
         _width(grad),

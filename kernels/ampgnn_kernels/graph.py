@@ -20,6 +20,22 @@ class Compressed(NamedTuple):
     indices: Tensor  # (edges,)
     eids: Tensor | None  # (edges,)
 
+    def rising(self) -> Compressed:
+        """The same rows with rising indices, for many edges on the CPU: the order in which the kernels walk by tiles."""
+        indptr, indices, eids = self
+        edges, rows, wide = indices.numel(), indptr.numel() - 1, indices.dtype == torch.int64
+        if edges < MANY_EDGES or indices.device.type != "cpu":
+            return self
+        if _C.indices_rise(indptr.data_ptr(), indices.data_ptr(), rows, wide):
+            return self
+        indices = indices.clone()
+        eids = torch.arange(edges, dtype=indices.dtype) if eids is None else eids.clone()
+        _C.sort_rows(indptr.data_ptr(), rows, indices.data_ptr(), eids.data_ptr(), wide)
+        return Compressed(indptr, indices, eids)
+
+
+MANY_EDGES = 1 << 20
+
 
 class Graph:
     """A directed, possibly bipartite graph with parallel edges allowed.
@@ -35,7 +51,7 @@ class Graph:
         if csc is None and csr is None:
             raise ValueError("Graph: give csc, csr or both")
         self.num_src, self.num_dst = num_src, num_dst
-        self._csc, self._csr = csc, csr
+        self._csc, self._csr = csc and csc.rising(), csr and csr.rising()
         self._reversed: Graph | None = None
         self._scales: dict[tuple[str, float], Tensor] = {}
         self._zero_in_degree: bool | None = None
@@ -249,5 +265,12 @@ def _to_coo(c: Compressed) -> tuple[Tensor, Tensor]:
 
 
 def _transpose(c: Compressed, rows: int, cols: int) -> Compressed:
-    row, col = _to_coo(c)
-    return _group(col, row, rows, cols)
+    if c.indices.device.type != "cpu":
+        row, col = _to_coo(c)
+        return _group(col, row, rows, cols)
+    indptr, indices, eids = c.indptr.new_empty(rows + 1), torch.empty_like(c.indices), torch.empty_like(c.indices)
+    in_order = _C.transpose(
+        *(c.indptr.data_ptr(), c.indices.data_ptr(), 0 if c.eids is None else c.eids.data_ptr(), cols, rows),
+        *(indptr.data_ptr(), indices.data_ptr(), eids.data_ptr(), indices.dtype == torch.int64),
+    )
+    return Compressed(indptr, indices, None if in_order else eids)

@@ -43,15 +43,17 @@ _ops = torch.ops.ampgnn
 
 
 def _cpu_spmm(indptr, indices, eids, rindptr, rindices, reids, cols, *rest):
-    return cpu.spmm(indptr, indices, eids, *rest)
+    return cpu.spmm(indptr, indices, eids, cols, *rest)
 
 
 def _cpu_sddmm(indptr, indices, eids, rindptr, rindices, reids, cols, lhs, rhs, op, lhs_target, rhs_target, s, d):
     if op == "dot" and rindptr is not None and "v" not in (lhs_target, rhs_target):
         # The kernel keeps the row's own operand at hand: group the edges by the end that has one.
         turned = {"u": "v", "e": "e"}
-        return cpu.sddmm(rindptr, rindices, reids, lhs, rhs, op, turned[lhs_target], turned[rhs_target], d, s)
-    return cpu.sddmm(indptr, indices, eids, lhs, rhs, op, lhs_target, rhs_target, s, d)
+        return cpu.sddmm(
+            rindptr, rindices, reids, indptr.shape[0] - 1, lhs, rhs, op, turned[lhs_target], turned[rhs_target], d, s
+        )
+    return cpu.sddmm(indptr, indices, eids, cols, lhs, rhs, op, lhs_target, rhs_target, s, d)
 
 
 def _cpu_gat_attention(indptr, indices, rindptr, rindices, *rest):

@@ -1,17 +1,20 @@
 // acc[c] += sum over a block of entries of weight * x[c]: the inner loop of spmm and of attention.
 #pragma once
-#include "rows.h"
+#include "segments.h"
 
 namespace {
 
-enum class Weight { none, scalar, per_vector, per_lane };
+// Where the weight of an entry's column comes from: nowhere, one for all columns, one a vector of columns, the lanes of
+// one vector of weights, or one a column.
+enum class Weight { none, scalar, per_vector, shuffled, per_column };
 
 template <class T> struct Block {
     const T* const* x;   // a row of features for each of `count` entries
-    const Acc<T>* w;     // weights, w_stride apart from entry to entry (none: not read)
-    const T* const* wx;  // per_lane: a row of weights for each entry
+    const Acc<T>* w;     // weights, w_stride apart from entry to entry
+    const T* const* wx;  // per_column: a row of weights for each entry
     int64_t w_stride;
     int64_t count;
+    int64_t ready;  // entries of x that may be prefetched, count or more
 };
 
 constexpr int kAhead = 8;  // entries
@@ -20,21 +23,27 @@ template <class T> inline void prefetch(const T* p, int64_t n) {
     for (int64_t byte = 0; byte < n * int64_t(sizeof(T)); byte += 64) __builtin_prefetch((const char*)p + byte);
 }
 
-// NV vectors of columns from `col`; the last holds `tail` columns where Tail.
+// NV vectors of columns from `col`; the last holds `tail` columns where Tail. The block's terms are added up before
+// they meet acc, so that a hub's sum of n terms errs by about kBlock + n / kBlock roundings, not n.
 template <class T, Weight M, int NV, bool Tail>
 void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc) {
     using A = Acc<T>;
+    using Int = typename Traits<A>::Int;
     constexpr int W = kLanes<A>;
-    Vec<A> sum[NV];
+    Vec<A> sum[NV] = {};
     int64_t wi[NV];
+    Int lane[NV];
     for (int i = 0; i < NV; ++i) {
-        sum[i] = load(acc + col + i * W);
-        wi[i] = M == Weight::per_vector ? (col + i * W) / per_weight : 0;
+        if (M == Weight::per_vector) wi[i] = (col + i * W) / per_weight;
+        if (M == Weight::shuffled)
+            for (int q = 0; q < W; ++q) lane[i][q] = typename Traits<A>::Bits(least((col + i * W + q) / per_weight, int64_t(W - 1)));
     }
     for (int64_t k = 0; k < b.count; ++k) {
-        if (k + kAhead < b.count) prefetch(b.x[k + kAhead] + col, NV * W);
+        if (k + kAhead < b.ready) prefetch(b.x[k + kAhead] + col, NV * W);
         const T* x = b.x[k] + col;
-        const A* w = M == Weight::scalar || M == Weight::per_vector ? b.w + k * b.w_stride : nullptr;
+        const A* w = M == Weight::none || M == Weight::per_column ? nullptr : b.w + k * b.w_stride;
+        Vec<A> lanes;
+        if (M == Weight::shuffled) lanes = load(w);
 #pragma GCC unroll 16
         for (int i = 0; i < NV; ++i) {
             const bool partial = Tail && i == NV - 1;
@@ -42,13 +51,14 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
             if (M == Weight::none) sum[i] += value;
             if (M == Weight::scalar) sum[i] += value * w[0];
             if (M == Weight::per_vector) sum[i] += value * w[wi[i]];
-            if (M == Weight::per_lane) {
+            if (M == Weight::shuffled) sum[i] += value * __builtin_shuffle(lanes, lane[i]);
+            if (M == Weight::per_column) {
                 const T* wx = b.wx[k] + col + i * W;
                 sum[i] += value * (partial ? load_n(wx, tail) : load(wx));
             }
         }
     }
-    for (int i = 0; i < NV; ++i) store(acc + col + i * W, sum[i]);
+    for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
 }
 
 template <class T, Weight M, int NV>
@@ -62,40 +72,34 @@ void accumulate_some(const Block<T>& b, int64_t col, int64_t per_weight, int tai
 template <class T, Weight M> void accumulate(const Block<T>& b, int64_t n, int64_t per_weight, Acc<T>* acc) {
     constexpr int W = kLanes<Acc<T>>;
     int64_t col = 0;
+    if (M != Weight::shuffled)  // which needs a register more for each vector
+        for (; col + 16 * W <= n; col += 16 * W) accumulate_columns<T, M, 16, false>(b, col, per_weight, 0, acc);
+    for (; col + 8 * W <= n; col += 8 * W) accumulate_columns<T, M, 8, false>(b, col, per_weight, 0, acc);
     while (col < n) {
-        const int64_t left = (n - col + W - 1) / W;
-        const int nv = int(left >= 16 ? 16 : left > 8 ? 8 : left);
-        const bool last = nv == left;
-        const int tail = last ? int((n - col) % W) : 0;
-        switch (nv) {
-            case 16: accumulate_some<T, M, 16>(b, col, per_weight, tail, acc); break;
-            case 8: accumulate_some<T, M, 8>(b, col, per_weight, tail, acc); break;
-            case 7: accumulate_some<T, M, 7>(b, col, per_weight, tail, acc); break;
-            case 6: accumulate_some<T, M, 6>(b, col, per_weight, tail, acc); break;
-            case 5: accumulate_some<T, M, 5>(b, col, per_weight, tail, acc); break;
+        const int64_t vectors = least((n - col + W - 1) / W, int64_t(4));
+        const int tail = int(n - col >= vectors * W ? 0 : (n - col) % W);
+        switch (vectors) {
             case 4: accumulate_some<T, M, 4>(b, col, per_weight, tail, acc); break;
             case 3: accumulate_some<T, M, 3>(b, col, per_weight, tail, acc); break;
             case 2: accumulate_some<T, M, 2>(b, col, per_weight, tail, acc); break;
-            case 1: accumulate_some<T, M, 1>(b, col, per_weight, tail, acc); break;
+            default: accumulate_some<T, M, 1>(b, col, per_weight, tail, acc);
         }
-        col += int64_t(nv) * W;
+        col += vectors * W;
     }
 }
 
-// Weights w (count, heads) on features (heads, dim): one pass a row where a vector lies inside one head, else one a
-// head.
-template <class T> void accumulate_heads(Block<T> b, int64_t heads, int64_t dim, Acc<T>* acc) {
+// Weights w (count, heads) on features (heads, dim). Reads a whole vector from each entry's weights on; acc takes
+// whole vectors.
+template <class T> void accumulate_heads(const Block<T>& b, int64_t heads, int64_t dim, Acc<T>* acc) {
+    constexpr int64_t W = kLanes<Acc<T>>;
     if (heads == 1) return accumulate<T, Weight::scalar>(b, dim, dim, acc);
-    if (dim % kLanes<Acc<T>> == 0) return accumulate<T, Weight::per_vector>(b, heads * dim, dim, acc);
-    using A = Acc<T>;
-    for (int64_t k = 0; k < b.count; ++k) {
-        if (k + kAhead < b.count) prefetch(b.x[k + kAhead], heads * dim);
-        for (int64_t head = 0; head < heads; ++head) {
-            const A w = b.w[k * b.w_stride + head];
-            const T* x = b.x[k] + head * dim;
-            A* to = acc + head * dim;
-            for (int64_t i = 0; i < dim; ++i) to[i] += w * A(to_acc(x[i]));
-        }
+    if (dim % W == 0) return accumulate<T, Weight::per_vector>(b, heads * dim, dim, acc);
+    if (heads <= W) return accumulate<T, Weight::shuffled>(b, heads * dim, dim, acc);
+    Scratch<const T*> x(b.ready);
+    for (int64_t h = 0; h < heads; h += W) {
+        for (int64_t k = 0; k < b.ready; ++k) x[k] = b.x[k] + h * dim;
+        const int64_t some = least(W, heads - h);
+        accumulate<T, Weight::shuffled>({x, b.w + h, nullptr, b.w_stride, b.count, b.ready}, some * dim, dim, acc + h * dim);
     }
 }
 

@@ -10,13 +10,14 @@ enum class Reduce : int { sum, mean, max, min };
 enum class Target : int { u, v, e };
 
 // Compressed rows: entry k of row r, indptr[r] <= k < indptr[r + 1], is the edge eids[k] (k where eids is null)
-// whose other end is indices[k].
+// whose other end is indices[k], one of `cols`. Rows whose indices rise are the fastest; any order is right.
 struct Rows {
     const void* indptr;
     const void* indices;
     const void* eids;
     int64_t rows;
     int64_t nnz;
+    int64_t cols;
     bool wide;  // 64-bit ids, else 32-bit
 };
 

@@ -26,52 +26,58 @@ inline void attention_logits(const I* ends, int64_t count, int64_t heads, const 
 template <class I, class T> void attention_forward_rows(const AttentionArgs& a) {
     using A = Acc<T>;
     const View<I> g(a.g);
-    const int64_t heads = a.heads, dim = a.dim, n = heads * dim;
+    const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
     const A *el = (const A*)a.el, *er = (const A*)a.er, slope = A(a.negative_slope);
+    const Tiling t = tiling_for(a.g, a.h, n * sizeof(T), stride * sizeof(A));
     for_rows<I>(a.g, n + heads * 8, a.threads, [&](int64_t first, int64_t end) {
-        RowSum<A> row(n);
-        Scratch<A> s(kBlock * heads), max(heads);
-        Scratch<double> sum(heads);
+        const int64_t slots = least(t.chunk, end - first);
+        Scratch<A> acc(slots * stride), max(slots * heads), s(kBlock * heads + kLanes<A>);
+        Scratch<double> sum(slots * heads);
         Scratch<const T*> xs(kBlock);
-        for (int64_t v = first; v < end; ++v) {
-            const int64_t k0 = g.indptr[v], k1 = g.indptr[v + 1];
-            row.clear();
-            for (int64_t h = 0; h < heads; ++h) max[h] = -A(__builtin_inf()), sum[h] = 0;
-            for (int64_t k = k0; k < k1; k += kBlock) {
-                const int64_t count = least(kBlock, k1 - k);
-                attention_logits(g.indices + k, count, heads, el, er + v * heads, slope, s.data);
-                max_heads<A>(s, count, heads, max);
-            }
-            for (int64_t k = k0; k < k1; k += kBlock) {
-                const int64_t count = least(kBlock, k1 - k);
-                if (k1 - k0 > kBlock) attention_logits(g.indices + k, count, heads, el, er + v * heads, slope, s.data);
-                exp_heads<A>(s, max, count, heads, s);
-                sum_heads<A>(s, count, heads, sum);
-                for (int64_t j = 0; j < count; ++j) xs[j] = (const T*)a.h + int64_t(g.indices[k + j]) * n;
-                accumulate_heads<T>({xs, s, nullptr, heads, count}, heads, dim, row.block);
-                row.close_block();
-            }
-            A* acc = row.all;
-            for (int64_t h = 0; h < heads; ++h) {
-                if (k1 > k0) scale_row<A>(acc + h * dim, A(1 / sum[h]), dim);
-                ((A*)a.max)[v * heads + h] = max[h];
-                ((A*)a.sum)[v * heads + h] = A(sum[h]);
-            }
-            store_row((T*)a.out + v * n, (const A*)acc, n);
-        }
+        for_segments(
+            g, t, first, end,
+            [&](int64_t v, int64_t slot) {
+                memset(acc + slot * stride, 0, stride * sizeof(A));
+                for (int64_t h = 0; h < heads; ++h) max[slot * heads + h] = -A(__builtin_inf()), sum[slot * heads + h] = 0;
+                for (int64_t k = g.indptr[v], k1 = g.indptr[v + 1]; k < k1; k += kBlock) {
+                    const int64_t count = least(kBlock, k1 - k);
+                    attention_logits(g.indices + k, count, heads, el, er + v * heads, slope, s.data);
+                    max_heads<A>(s, count, heads, max + slot * heads);
+                }
+            },
+            kNothing,
+            [&](const Segment& run) {
+                A* e = s + run.at * heads;
+                attention_logits(g.indices + run.k, run.count, heads, el, er + run.row * heads, slope, e);
+                exp_heads<A>(e, max + run.slot * heads, run.count, heads, e);
+                sum_heads<A>(e, run.count, heads, sum + run.slot * heads);
+                for (int64_t j = 0; j < run.count; ++j) xs[run.at + j] = (const T*)a.h + int64_t(g.indices[run.k + j]) * n;
+            },
+            [&](const Segment& run) {
+                accumulate_heads<T>({xs + run.at, s + run.at * heads, nullptr, heads, run.count, run.ready}, heads, dim,
+                                    acc + run.slot * stride);
+            },
+            [&](int64_t v, int64_t slot) {
+                A* row = acc + slot * stride;
+                for (int64_t h = 0; h < heads; ++h) {
+                    const double total = sum[slot * heads + h];
+                    if (g.indptr[v] < g.indptr[v + 1]) scale_row<A>(row + h * dim, A(1 / total), dim);
+                    ((A*)a.max)[v * heads + h] = max[slot * heads + h];
+                    ((A*)a.sum)[v * heads + h] = A(total);
+                }
+                store_row((T*)a.out + v * n, (const A*)row, n);
+            });
     });
 }
 
-constexpr int64_t kFew = 16;  // entries whose rows of grad stay cached between their two uses
-
-// The attention weights a of the entries of a source u, made anew from what the forward pass kept.
+// The attention weights of the entries of a source u, made anew from what the forward pass kept.
 template <class A> struct Weights {
     const AttentionArgs& args;
-    Scratch<A> logits, max, inverse, a;
-    explicit Weights(const AttentionArgs& x)
-        : args(x), logits(kFew * x.heads), max(kFew * x.heads), inverse(kFew * x.heads), a(kFew * x.heads) {}
+    Scratch<A> logits, max, inverse;
+    explicit Weights(const AttentionArgs& x) : args(x), logits(kBlock * x.heads), max(kBlock * x.heads), inverse(kBlock * x.heads) {}
 
-    template <class I> void make(int64_t u, const I* ends, int64_t count) {
+    // a (count, heads), count at most kBlock
+    template <class I> void make(int64_t u, const I* ends, int64_t count, A* a) {
         const int64_t heads = args.heads, n = count * heads;
         attention_logits(ends, count, heads, (const A*)args.er, (const A*)args.el + u * heads, A(args.negative_slope), logits.data);
         for (int64_t j = 0; j < count; ++j) {
@@ -104,43 +110,54 @@ template <class A> struct Weights {
 // slope, of a (d - delta), and of a slope.
 template <class I, class T> void attention_backward_rows(const AttentionArgs& a) {
     using A = Acc<T>;
+    constexpr int64_t kFew = 16;  // entries whose rows of grad stay cached between their two uses
     const View<I> g(a.g);
-    const int64_t heads = a.heads, dim = a.dim, n = heads * dim;
+    const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
     const A* delta = (const A*)a.delta;
+    const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A) + n * sizeof(T));
     for_ranges<I>(a.g, a.parts, a.threads, [&](int64_t first, int64_t end, int64_t part) {
         A* sums = (A*)a.sums + part * a.num_dst * heads * 3;
-        RowSum<A> row(n);
+        const int64_t slots = least(t.chunk, end - first);
         Weights<A> weights(a);
-        Scratch<A> wide(n + kLanes<A>), d(kFew * heads), grad_el(heads);
-        Scratch<const T*> ys(kFew);
-        for (int64_t u = first; u < end; ++u) {
-            const int64_t k0 = g.indptr[u], k1 = g.indptr[u + 1];
-            row.clear();
-            for (int64_t h = 0; h < heads; ++h) grad_el[h] = 0;
-            load_row<T>(wide, (const T*)a.h + u * n, n);
-            for (int64_t k = k0; k < k1; k += kFew) {
-                const int64_t count = least(kFew, k1 - k);
-                const I* ends = g.indices + k;
-                for (int64_t j = 0; j < least(kFew, k1 - k - count); ++j)
-                    prefetch((const T*)a.grad + int64_t(ends[count + j]) * n, n);
-                for (int64_t j = 0; j < count; ++j) ys[j] = (const T*)a.grad + int64_t(ends[j]) * n;
-                weights.make(u, ends, count);
-                dots_by_head<T>(ys, count, wide, heads, dim, d);
-                for (int64_t j = 0; j < count; ++j)
-                    for (int64_t h = 0; h < heads; ++h) {
-                        const int64_t i = j * heads + h, at = int64_t(ends[j]) * heads + h;
-                        const A slope = weights.slope(u, ends[j], h), centred = weights.a[i] * (d[i] - delta[at]);
-                        grad_el[h] += centred * slope;
-                        sums[at * 3] += centred * slope;
-                        sums[at * 3 + 1] += centred;
-                        sums[at * 3 + 2] += weights.a[i] * slope;
-                    }
-                accumulate_heads<T>({ys, weights.a, nullptr, heads, count}, heads, dim, row.block);
-                if ((k - k0) % kBlock == kBlock - kFew || k + kFew >= k1) row.close_block();
-            }
-            store_row((T*)a.grad_h + u * n, (const A*)row.all, n);
-            for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] = grad_el[h];
-        }
+        Scratch<A> acc(slots * stride), wide(stride), sum(stride), d(kFew * heads), grad_el(slots * heads);
+        Scratch<A> e(kBlock * heads + kLanes<A>);
+        Scratch<const T*> ys(kBlock);
+        for_segments(
+            g, t, first, end,
+            [&](int64_t, int64_t slot) {
+                memset(acc + slot * stride, 0, stride * sizeof(A));
+                memset(grad_el + slot * heads, 0, heads * sizeof(A));
+            },
+            kNothing,
+            [&](const Segment& s) {
+                weights.make(s.row, g.indices + s.k, s.count, e + s.at * heads);
+                for (int64_t j = 0; j < s.count; ++j) ys[s.at + j] = (const T*)a.grad + int64_t(g.indices[s.k + j]) * n;
+            },
+            [&](const Segment& s) {
+                load_row<T>(wide, (const T*)a.h + s.row * n, n);
+                memset(sum, 0, stride * sizeof(A));
+                for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
+                    const int64_t at = s.at + j0, count = least(kFew, s.count - j0);
+                    for (int64_t j = count; j < least(count + kFew, s.ready - j0); ++j) prefetch(ys[at + j], n);
+                    dots_by_head<T>(ys + at, count, wide, heads, dim, d);
+                    for (int64_t j = 0; j < count; ++j)
+                        for (int64_t h = 0; h < heads; ++h) {
+                            const int64_t v = g.indices[s.k + j0 + j], to = v * heads + h;
+                            const A weight = e[(at + j) * heads + h], slope = weights.slope(s.row, v, h);
+                            const A centred = weight * (d[j * heads + h] - delta[to]);
+                            grad_el[s.slot * heads + h] += centred * slope;
+                            sums[to * 3] += centred * slope;
+                            sums[to * 3 + 1] += centred;
+                            sums[to * 3 + 2] += weight * slope;
+                        }
+                    accumulate_heads<T>({ys + at, e + at * heads, nullptr, heads, count, count}, heads, dim, sum);
+                }
+                for (int64_t i = 0; i < n; ++i) acc[s.slot * stride + i] += sum[i];
+            },
+            [&](int64_t u, int64_t slot) {
+                store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
+                memcpy((A*)a.grad_el + u * heads, grad_el + slot * heads, heads * sizeof(A));
+            });
     });
 }
 
@@ -151,17 +168,16 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
     const int64_t heads = a.heads;
     for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
         Weights<A> weights(a);
-        Scratch<A> sum(heads);
+        Scratch<A> sum(heads), e(kBlock * heads);
         for (int64_t u = first; u < end; ++u) {
-            const int64_t k0 = g.indptr[u], k1 = g.indptr[u + 1];
-            for (int64_t h = 0; h < heads; ++h) sum[h] = 0;
-            for (int64_t k = k0; k < k1; k += kFew) {
-                const int64_t count = least(kFew, k1 - k);
+            memset(sum, 0, heads * sizeof(A));
+            for (int64_t k = g.indptr[u], k1 = g.indptr[u + 1]; k < k1; k += kBlock) {
+                const int64_t count = least(kBlock, k1 - k);
                 const I* ends = g.indices + k;
-                weights.make(u, ends, count);
+                weights.make(u, ends, count, e.data);
                 for (int64_t j = 0; j < count; ++j)
                     for (int64_t h = 0; h < heads; ++h)
-                        sum[h] += weights.a[j * heads + h] * weights.slope(u, ends[j], h) *
+                        sum[h] += e[j * heads + h] * weights.slope(u, ends[j], h) *
                                   ((const A*)a.delta)[int64_t(ends[j]) * heads + h];
             }
             for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] -= sum[h];

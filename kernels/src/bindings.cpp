@@ -14,60 +14,60 @@ namespace {
 
 template <class T = void> T* at(Address a) { return reinterpret_cast<T*>(a); }
 
-Rows rows_of(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide) {
-    return {at(indptr), at(indices), at(eids), rows, nnz, wide};
+Rows rows_of(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide) {
+    return {at(indptr), at(indices), at(eids), rows, nnz, cols, wide};
 }
 
 Broadcast broadcast_of(int64_t outer, int64_t inner, Address lhs_off, Address rhs_off, int64_t lhs_step, int64_t rhs_step) {
     return {outer, inner, at<int64_t>(lhs_off), at<int64_t>(rhs_off), lhs_step, rhs_step};
 }
 
-void spmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype, int op,
+void spmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int op,
           int reduce, int64_t outer, int64_t inner, Address lhs_off, Address rhs_off, int64_t lhs_step, int64_t rhs_step,
           Address x, int64_t x_stride, Address w, int64_t w_stride, Address src_scale, Address dst_scale, Address out,
           Address arg, int threads) {
-    kernels().spmm({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Op(op), Reduce(reduce),
+    kernels().spmm({rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), Op(op), Reduce(reduce),
                     broadcast_of(outer, inner, lhs_off, rhs_off, lhs_step, rhs_step), at(x), x_stride, at(w), w_stride,
                     at(src_scale), at(dst_scale), at(out), at(arg), threads});
 }
 
-void sddmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype, int op,
+void sddmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int op,
            int64_t outer, int64_t inner, Address lhs_off, Address rhs_off, int64_t lhs_step, int64_t rhs_step, Address lhs,
            int64_t lhs_stride, int lhs_target, Address rhs, int64_t rhs_stride, int rhs_target, Address src_scale,
            Address dst_scale, Address out, int threads) {
-    kernels().sddmm({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Op(op),
+    kernels().sddmm({rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), Op(op),
                      broadcast_of(outer, inner, lhs_off, rhs_off, lhs_step, rhs_step), at(lhs), at(rhs), lhs_stride,
                      rhs_stride, Target(lhs_target), Target(rhs_target), at(src_scale), at(dst_scale),
                      at(out), threads});
 }
 
-void edge_softmax(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype,
+void edge_softmax(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype,
                   int64_t heads, Address logits, Address out, int threads) {
     kernels().edge_softmax(
-        {rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), heads, at(logits), nullptr, at(out), threads});
+        {rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), heads, at(logits), nullptr, at(out), threads});
 }
 
-void edge_softmax_backward(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype,
+void edge_softmax_backward(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype,
                            int64_t heads, Address logits, Address grad, Address out, int threads) {
     kernels().edge_softmax_backward(
-        {rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), heads, at(logits), at(grad), at(out), threads});
+        {rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), heads, at(logits), at(grad), at(out), threads});
 }
 
-void attention(Address indptr, Address indices, int64_t rows, int64_t nnz, bool wide, int dtype, int64_t heads, int64_t dim,
+void attention(Address indptr, Address indices, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int64_t heads, int64_t dim,
                double negative_slope, Address h, Address el, Address er, Address out, Address max, Address sum, int threads) {
     AttentionArgs a{};
-    a.g = rows_of(indptr, indices, 0, rows, nnz, wide);
+    a.g = rows_of(indptr, indices, 0, rows, cols, nnz, wide);
     a.dtype = DType(dtype), a.heads = heads, a.dim = dim, a.negative_slope = negative_slope;
     a.h = at(h), a.el = at(el), a.er = at(er), a.out = at(out), a.max = at(max), a.sum = at(sum), a.threads = threads;
     kernels().attention(a);
 }
 
-void attention_backward(Address indptr, Address indices, int64_t rows, int64_t nnz, bool wide, int dtype, int64_t heads,
+void attention_backward(Address indptr, Address indices, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int64_t heads,
                         int64_t dim, double negative_slope, Address h, Address el, Address er, Address max, Address sum,
                         Address grad, Address delta, Address grad_h, Address grad_el, Address sums, int64_t num_dst,
                         int64_t parts, int threads) {
     AttentionArgs a{};
-    a.g = rows_of(indptr, indices, 0, rows, nnz, wide);
+    a.g = rows_of(indptr, indices, 0, rows, cols, nnz, wide);
     a.dtype = DType(dtype), a.heads = heads, a.dim = dim, a.negative_slope = negative_slope;
     a.h = at(h), a.el = at(el), a.er = at(er), a.max = at(max), a.sum = at(sum), a.grad = at(grad), a.delta = at(delta);
     a.grad_h = at(grad_h), a.grad_el = at(grad_el), a.sums = at(sums);
@@ -75,19 +75,19 @@ void attention_backward(Address indptr, Address indices, int64_t rows, int64_t n
     kernels().attention_backward(a);
 }
 
-void correct_grad_el(Address indptr, Address indices, int64_t rows, int64_t nnz, bool wide, int dtype, int64_t heads,
+void correct_grad_el(Address indptr, Address indices, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int64_t heads,
                      double negative_slope, Address el, Address er, Address max, Address sum, Address error, Address grad_el,
                      int threads) {
     AttentionArgs a{};
-    a.g = rows_of(indptr, indices, 0, rows, nnz, wide);
+    a.g = rows_of(indptr, indices, 0, rows, cols, nnz, wide);
     a.dtype = DType(dtype), a.heads = heads, a.negative_slope = negative_slope, a.threads = threads;
     a.el = at(el), a.er = at(er), a.max = at(max), a.sum = at(sum), a.delta = at(error), a.grad_el = at(grad_el);
     kernels().correct_grad_el(a);
 }
 
-void arg_scatter(Address indptr, Address indices, Address eids, int64_t rows, int64_t nnz, bool wide, int dtype, int target,
+void arg_scatter(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int target,
                  int64_t width, Address grad, Address arg, Address out, int64_t out_rows, int threads) {
-    kernels().arg_scatter({rows_of(indptr, indices, eids, rows, nnz, wide), DType(dtype), Target(target), width, at(grad),
+    kernels().arg_scatter({rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), Target(target), width, at(grad),
                            at(arg), at(out), out_rows, threads});
 }
 
@@ -107,6 +107,24 @@ bool coo_to_rows(Address row, Address col, int64_t edges, int64_t rows, Address 
                                       at<int32_t>(indices), at<int32_t>(eids));
 }
 
+bool transposed(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, Address to_indptr,
+                Address to_indices, Address to_eids, bool wide) {
+    return wide ? transpose(at<int64_t>(indptr), at<int64_t>(indices), at<int64_t>(eids), rows, cols, at<int64_t>(to_indptr),
+                            at<int64_t>(to_indices), at<int64_t>(to_eids))
+                : transpose(at<int32_t>(indptr), at<int32_t>(indices), at<int32_t>(eids), rows, cols, at<int32_t>(to_indptr),
+                            at<int32_t>(to_indices), at<int32_t>(to_eids));
+}
+
+bool rise(Address indptr, Address indices, int64_t rows, bool wide) {
+    return wide ? indices_rise(at<int64_t>(indptr), at<int64_t>(indices), rows)
+                : indices_rise(at<int32_t>(indptr), at<int32_t>(indices), rows);
+}
+
+void sort(Address indptr, int64_t rows, Address indices, Address eids, bool wide) {
+    if (wide) sort_rows(at<int64_t>(indptr), rows, at<int64_t>(indices), at<int64_t>(eids));
+    else sort_rows(at<int32_t>(indptr), rows, at<int32_t>(indices), at<int32_t>(eids));
+}
+
 }  // namespace
 
 NB_MODULE(_C, m) {
@@ -122,6 +140,9 @@ NB_MODULE(_C, m) {
     m.def("row_dot", &row_dot, Unlocked());
     m.def("find_bad_edge", &find_bad_edge, Unlocked());
     m.def("coo_to_rows", &coo_to_rows, Unlocked());
+    m.def("transpose", &transposed, Unlocked());
+    m.def("indices_rise", &rise, Unlocked());
+    m.def("sort_rows", &sort, Unlocked());
     m.def("isa", [] { return std::string(kernels().isa); });
     m.def("supported_isas", &supported_isas);
     m.def("set_isa", &set_isa);

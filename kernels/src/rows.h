@@ -16,13 +16,15 @@ template <class I> struct View {
     explicit View(const Rows& g) : indptr((const I*)g.indptr), indices((const I*)g.indices), eids((const I*)g.eids) {}
     int64_t eid(int64_t k) const { return eids ? int64_t(eids[k]) : k; }
 
-    // Starts fetching the row of edge features that entry k + kEdgesAhead will ask for: edge ids in any order make
-    // each a cache miss of its own.
-    template <class T> void prefetch_edge(const T* w, int64_t stride, int64_t k, int64_t nnz) const {
-        if (eids && k + kEdgesAhead < nnz) __builtin_prefetch(w + int64_t(eids[k + kEdgesAhead]) * stride);
+    // Starts fetching the edge features of entry k: edge ids in any order make each a cache miss of its own.
+    template <class T> void prefetch_edge(const T* w, int64_t stride, int64_t k) const {
+        if (eids) __builtin_prefetch(w + int64_t(eids[k]) * stride);
     }
     static constexpr int64_t kEdgesAhead = 64;
 };
+
+// The width of a row of n values with room for whole vectors.
+template <class A> inline int64_t padded(int64_t n) { return (n + kLanes<A> - 1) / kLanes<A> * kLanes<A>; }
 
 // Zeroed scratch memory of one thread, freed with it.
 template <class A> struct Scratch {
@@ -106,22 +108,6 @@ template <class T> inline void load_row(Acc<T>* to, const T* from, int64_t n) {
     for (; i + W <= n; i += W) store(to + i, load(from + i));
     for (; i < n; ++i) to[i] = to_acc(from[i]);
 }
-// A row's running sum in two levels: `block` takes at most kBlock terms before it is added to `all`, so that a hub's
-// sum of n terms errs by about kBlock + n / kBlock roundings, not n.
-template <class A> struct RowSum {
-    Scratch<A> block, all;
-    int64_t n;
-    explicit RowSum(int64_t width) : block(width + kLanes<A>), all(width + kLanes<A>), n(width) {}
-    void clear() {
-        memset(block.data, 0, n * sizeof(A));
-        memset(all.data, 0, n * sizeof(A));
-    }
-    void close_block() {
-        for (int64_t i = 0; i < n; ++i) all[i] += block[i];
-        memset(block.data, 0, n * sizeof(A));
-    }
-};
-
 template <class A> inline void scale_row(A* x, A factor, int64_t n) {
     for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }

@@ -70,29 +70,29 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
     const int64_t far_stride = left_is_row ? a.rhs_stride : a.lhs_stride;
     const bool far_is_edge = (left_is_row ? a.rhs_target : a.lhs_target) == Target::e;
     const int64_t heads = a.b.outer, dim = a.b.inner, n = heads * dim;
+    const Tiling t = tiling_for(a.g, far, far_is_edge ? 0 : n * sizeof(T), n * sizeof(T));
     for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
-        Scratch<A> wide(n + kLanes<A>), d(kBlock * heads);
+        Scratch<A> wide(padded<A>(n)), d(kBlock * heads);
         Scratch<const T*> xs(kBlock);
-        for (int64_t v = first; v < end; ++v) {
-            const int64_t k0 = g.indptr[v], k1 = g.indptr[v + 1];
-            if (k0 == k1) continue;
-            load_row<T>(wide, row + v * row_stride, n);
-            for (int64_t k = k0; k < k1; k += kBlock) {
-                const int64_t count = least(kBlock, k1 - k);
-                for (int64_t j = 0; j < count; ++j)
-                    xs[j] = far + (far_is_edge ? g.eid(k + j) : int64_t(g.indices[k + j])) * far_stride;
-                for (int64_t j = 0; j < least(int64_t(kAhead), count); ++j) prefetch(xs[j], n);
-                for (int64_t j = 0; j < count; j += kAhead) {
-                    for (int64_t q = j + kAhead; q < least(j + 2 * kAhead, count); ++q) prefetch(xs[q], n);
-                    dots_by_head<T>(xs + j, least(int64_t(kAhead), count - j), wide, heads, dim, d + j * heads);
+        for_segments(
+            g, t, first, end, kNothing, [&](int64_t k) { g.prefetch_edge((const T*)a.out, heads, k); },
+            [&](const Segment& s) {
+                for (int64_t j = 0; j < s.count; ++j)
+                    xs[s.at + j] = far + (far_is_edge ? g.eid(s.k + j) : int64_t(g.indices[s.k + j])) * far_stride;
+            },
+            [&](const Segment& s) {
+                load_row<T>(wide, row + s.row * row_stride, n);
+                for (int64_t j = 0; j < s.count; j += kAhead) {
+                    for (int64_t q = j + kAhead; q < least(j + 2 * kAhead, s.ready); ++q) prefetch(xs[s.at + q], n);
+                    dots_by_head<T>(xs + s.at + j, least(int64_t(kAhead), s.count - j), wide, heads, dim, d + j * heads);
                 }
-                for (int64_t j = 0; j < count; ++j) {
-                    const A s = scale_of<A>(a, g.indices[k + j], v);
-                    T* out = (T*)a.out + g.eid(k + j) * heads;
-                    for (int64_t h = 0; h < heads; ++h) out[h] = Store<T>::from(s * d[j * heads + h]);
+                for (int64_t j = 0; j < s.count; ++j) {
+                    const A scale = scale_of<A>(a, g.indices[s.k + j], s.row);
+                    T* out = (T*)a.out + g.eid(s.k + j) * heads;
+                    for (int64_t h = 0; h < heads; ++h) out[h] = Store<T>::from(scale * d[j * heads + h]);
                 }
-            }
-        }
+            },
+            kNothing);
     });
 }
 

@@ -41,74 +41,109 @@ template <class T> Message<T> message_of(Op op) {
     }
 }
 
-// acc = the extreme of acc and of `count` rows x; arg = the number, from `first` on, of the row it came from. The first
-// extreme wins, and the first NaN over everything, as in torch.amax. NV vectors of columns from `col`.
-template <class T, bool Max, int NV, bool Tail>
-void extreme_columns(const T* const* x, int64_t count, int64_t first, int64_t col, int tail, Acc<T>* acc,
-                     typename Traits<Acc<T>>::Bits* arg) {
+template <class T> struct Extremes {
+    const T* const* x;  // a row for each of `count` entries
+    const typename Traits<Acc<T>>::Bits* ids;
+    int64_t count, ready, first;
+    Acc<T>* acc;
+    typename Traits<Acc<T>>::Bits *arg, *arg_id;
+};
+
+// acc = the extreme of acc and of a block of rows x; arg = the position in its row, `first` and on, of the entry it came
+// from. Of equal values the one with the smallest id wins where Ids, else the first; a NaN wins over everything, as in
+// torch.amax. NV vectors of columns from `col`.
+template <class T, bool Max, bool Ids, int NV, bool Tail>
+void extreme_columns(const Extremes<T>& b, int64_t col, int tail) {
     using A = Acc<T>;
     using Int = typename Traits<A>::Int;
+    using Bits = typename Traits<A>::Bits;
     constexpr int W = kLanes<A>;
     Vec<A> best[NV];
-    Int from[NV];
-    for (int i = 0; i < NV; ++i) best[i] = load(acc + col + i * W), memcpy(&from[i], arg + col + i * W, sizeof(Int));
-    for (int64_t k = 0; k < count; ++k) {
-        if (k + kAhead < count) prefetch(x[k + kAhead] + col, NV * W);
-        const Int number = Int{} + typename Traits<A>::Bits(first + k);
+    Int from[NV], id[NV];
+    for (int i = 0; i < NV; ++i) {
+        best[i] = load(b.acc + col + i * W);
+        memcpy(&from[i], b.arg + col + i * W, sizeof(Int));
+        if (Ids) memcpy(&id[i], b.arg_id + col + i * W, sizeof(Int));
+    }
+    for (int64_t k = 0; k < b.count; ++k) {
+        if (k + kAhead < b.ready) prefetch(b.x[k + kAhead] + col, NV * W);
+        const Int number = Int{} + Bits(b.first + k), its = Ids ? Int{} + b.ids[k] : Int{};
 #pragma GCC unroll 8
         for (int i = 0; i < NV; ++i) {
-            const T* row = x[k] + col + i * W;
+            const T* row = b.x[k] + col + i * W;
             const Vec<A> v = Tail && i == NV - 1 ? load_n(row, tail) : load(row);
-            const Int take = ~(Max ? v <= best[i] : v >= best[i]) & (best[i] == best[i]);
+            Int take = ~(Max ? v <= best[i] : v >= best[i]);
+            if (Ids) take |= (v == best[i]) & (its < id[i]);
+            take &= best[i] == best[i];
             best[i] = take ? v : best[i];
             from[i] = take ? number : from[i];
+            if (Ids) id[i] = take ? its : id[i];
         }
     }
-    for (int i = 0; i < NV; ++i) store(acc + col + i * W, best[i]), memcpy(arg + col + i * W, &from[i], sizeof(Int));
+    for (int i = 0; i < NV; ++i) {
+        store(b.acc + col + i * W, best[i]);
+        memcpy(b.arg + col + i * W, &from[i], sizeof(Int));
+        if (Ids) memcpy(b.arg_id + col + i * W, &id[i], sizeof(Int));
+    }
 }
 
-template <class T, bool Max>
-void take_extremes(const T* const* x, int64_t count, int64_t first, int64_t n, Acc<T>* acc, typename Traits<Acc<T>>::Bits* arg) {
-    constexpr int W = kLanes<Acc<T>>;
+template <class T, bool Max, bool Ids> void take_extremes(const Extremes<T>& b, int64_t n) {
+    constexpr int W = kLanes<Acc<T>>, NV = Ids ? 4 : 8;
     int64_t col = 0;
-    for (; col + 8 * W <= n; col += 8 * W) extreme_columns<T, Max, 8, false>(x, count, first, col, 0, acc, arg);
-    for (; col + W <= n; col += W) extreme_columns<T, Max, 1, false>(x, count, first, col, 0, acc, arg);
-    if (col < n) extreme_columns<T, Max, 1, true>(x, count, first, col, int(n - col), acc, arg);
+    for (; col + NV * W <= n; col += NV * W) extreme_columns<T, Max, Ids, NV, false>(b, col, 0);
+    for (; col + W <= n; col += W) extreme_columns<T, Max, Ids, 1, false>(b, col, 0);
+    if (col < n) extreme_columns<T, Max, Ids, 1, true>(b, col, int(n - col));
 }
 
-template <class I, class T, bool Max> void spmm_extreme(const SpmmArgs& a) {
+// A NaN's first entry stays: nothing replaces it, so that among NaNs the order of the walk decides.
+template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs& a) {
     using A = Acc<T>;
     using B = typename Traits<A>::Bits;
     const View<I> g(a.g);
-    const int64_t n = a.b.outer * a.b.inner, room = n + kLanes<A>;
+    const T *x = (const T*)a.x, *w = (const T*)a.w;
+    const int64_t n = a.b.outer * a.b.inner, stride = padded<A>(n);
     const A start = Max ? -A(__builtin_inf()) : A(__builtin_inf());
+    const bool copies = a.op == Op::copy_u || a.op == Op::copy_e;
     const auto msg = message_of<T>(a.op);
+    const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * (sizeof(A) + sizeof(B) * (Ids ? 2 : 1)));
     for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
-        Scratch<A> acc(room), m(room);
-        Scratch<B> arg(room);
+        const int64_t slots = least(t.chunk, end - first);
+        Scratch<A> acc(slots * stride), m(stride);
+        Scratch<B> arg(slots * stride), arg_id(Ids ? slots * stride : 0), ids(kBlock);
         Scratch<const T*> xs(kBlock);
-        const A* const row = m;
-        for (int64_t r = first; r < end; ++r) {
-            const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-            const A init = k0 < k1 ? start : A(0);
-            for (int64_t i = 0; i < n; ++i) acc[i] = init, arg[i] = 0;
-            for (int64_t k = k0; k < k1; k += kBlock) {
-                const int64_t count = least(kBlock, k1 - k);
-                for (int64_t j = 0; j < count; ++j) {
-                    const int64_t u = g.indices[k + j];
-                    if (a.op == Op::copy_u) xs[j] = (const T*)a.x + u * a.x_stride;
-                    else if (a.op == Op::copy_e) xs[j] = (const T*)a.w + g.eid(k + j) * a.w_stride;
-                    else {
-                        msg(a, (const T*)a.x + u * a.x_stride, (const T*)a.w + g.eid(k + j) * a.w_stride, m);
-                        take_extremes<A, Max>(&row, 1, k + j - k0, n, acc, arg);
-                    }
+        for_segments(
+            g, t, first, end,
+            [&](int64_t r, int64_t slot) {
+                const A init = g.indptr[r] < g.indptr[r + 1] ? start : A(0);
+                for (int64_t i = 0; i < n; ++i) acc[slot * stride + i] = init;
+                memset(arg + slot * stride, 0, n * sizeof(B));
+                if (Ids)  // the first entry of all -inf takes any id's place
+                    for (int64_t i = 0; i < n; ++i) arg_id[slot * stride + i] = B((uint64_t(1) << (8 * sizeof(B) - 1)) - 1);
+            },
+            [&](int64_t k) { if (w) g.prefetch_edge(w, a.w_stride, k); },
+            [&](const Segment& s) {
+                for (int64_t j = 0; j < s.count; ++j) {
+                    xs[s.at + j] = a.op == Op::copy_e ? w + g.eid(s.k + j) * a.w_stride : x + int64_t(g.indices[s.k + j]) * a.x_stride;
+                    if (Ids) ids[s.at + j] = B(g.eid(s.k + j));
                 }
-                if (a.op == Op::copy_u || a.op == Op::copy_e) take_extremes<T, Max>(xs, count, k - k0, n, acc, arg);
-            }
-            store_row((T*)a.out + r * n, (const A*)acc, n);
-            if (a.arg)
-                for (int64_t i = 0; i < n; ++i) ((I*)a.arg)[r * n + i] = k0 < k1 ? I(k0 + arg[i]) : I(-1);
-        }
+            },
+            [&](const Segment& s) {
+                A* to = acc + s.slot * stride;
+                B *from = arg + s.slot * stride, *id = arg_id + (Ids ? s.slot * stride : 0);
+                const int64_t position = s.k - int64_t(g.indptr[s.row]);
+                if (copies) return take_extremes<T, Max, Ids>({xs + s.at, ids + s.at, s.count, s.ready, position, to, from, id}, n);
+                const A* const row = m;
+                for (int64_t j = 0; j < s.count; ++j) {
+                    msg(a, xs[s.at + j], w + g.eid(s.k + j) * a.w_stride, m);
+                    take_extremes<A, Max, Ids>({&row, ids + s.at + j, 1, 1, position + j, to, from, id}, n);
+                }
+            },
+            [&](int64_t r, int64_t slot) {
+                store_row((T*)a.out + r * n, (const A*)acc + slot * stride, n);
+                const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
+                if (a.arg)
+                    for (int64_t i = 0; i < n; ++i) ((I*)a.arg)[r * n + i] = k0 < k1 ? I(k0 + arg[slot * stride + i]) : I(-1);
+            });
     });
 }
 
@@ -130,53 +165,49 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     const View<I> g(a.g);
     const T *x = (const T*)a.x, *w = (const T*)a.w;
     const A *src_scale = (const A*)a.src_scale, *dst_scale = (const A*)a.dst_scale;
-    const int64_t n = a.b.outer * a.b.inner, heads = a.op == Op::copy_u ? 1 : a.b.outer;
+    const int64_t n = a.b.outer * a.b.inner, stride = padded<A>(n), heads = a.op == Op::copy_u ? 1 : a.b.outer;
     const bool by_head = weights_are_heads<T>(a), by_column = !by_head && weights_are_columns<T>(a) && !a.src_scale;
     const bool plain = a.op == Op::copy_u && !a.src_scale;
     const auto msg = message_of<T>(a.op);
+    const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * sizeof(A));
     for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
-        RowSum<A> row(n);
-        Scratch<A> m(n), weight(kBlock * heads);
+        Scratch<A> acc(least(t.chunk, end - first) * stride), m(n), sum(n), weight(kBlock * heads + kLanes<A>);
         Scratch<const T*> xs(kBlock), ws(kBlock);
-        for (int64_t r = first; r < end; ++r) {
-            const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-            row.clear();
-            for (int64_t k = k0; k < k1; k += kBlock) {
-                const int64_t count = least(kBlock, k1 - k);
-                A* acc = row.block;
-                if (!by_head && !by_column) {
-                    for (int64_t j = 0; j < count; ++j) {
-                        const int64_t u = g.indices[k + j];
-                        msg(a, x + u * a.x_stride, w + g.eid(k + j) * a.w_stride, m);
-                        const A s = src_scale ? src_scale[u] : 1;
-                        for (int64_t i = 0; i < n; ++i) acc[i] += s * m[i];
-                    }
-                    row.close_block();
-                    continue;
+        for_segments(
+            g, t, first, end, [&](int64_t, int64_t slot) { memset(acc + slot * stride, 0, stride * sizeof(A)); },
+            [&](int64_t k) { if (w) g.prefetch_edge(w, a.w_stride, k); },
+            [&](const Segment& s) {
+                for (int64_t j = 0; j < s.count; ++j) {
+                    const int64_t u = g.indices[s.k + j], at = s.at + j;
+                    xs[at] = x + u * a.x_stride;
+                    if (w) ws[at] = w + g.eid(s.k + j) * a.w_stride;
+                    if (!by_head || plain) continue;
+                    const A scale = src_scale ? src_scale[u] : A(1);
+                    for (int64_t o = 0; o < heads; ++o) weight[at * heads + o] = w ? scale * A(to_acc(ws[at][o])) : scale;
                 }
-                for (int64_t j = 0; j < count; ++j) {
-                    const int64_t u = g.indices[k + j];
-                    xs[j] = x + u * a.x_stride;
-                    if (w) g.prefetch_edge(w, a.w_stride, k + j, a.g.nnz);
-                    if (by_column) ws[j] = w + g.eid(k + j) * a.w_stride;
-                    else if (!plain) {
-                        const T* we = a.op == Op::copy_u ? nullptr : w + g.eid(k + j) * a.w_stride;
-                        const A s = src_scale ? src_scale[u] : 1;
-                        for (int64_t o = 0; o < heads; ++o) weight[j * heads + o] = we ? s * A(to_acc(we[o])) : s;
-                    }
+            },
+            [&](const Segment& s) {
+                A* to = acc + s.slot * stride;
+                const Block<T> block{xs + s.at, weight + s.at * heads, ws + s.at, heads, s.count, s.ready};
+                if (by_column) return accumulate<T, Weight::per_column>(block, n, 1, to);
+                if (plain) return accumulate<T, Weight::none>(block, n, n, to);
+                if (by_head) return accumulate_heads<T>(block, heads, n / heads, to);
+                memset(sum, 0, n * sizeof(A));
+                for (int64_t j = 0; j < s.count; ++j) {
+                    msg(a, block.x[j], block.wx[j], m);
+                    const A scale = src_scale ? src_scale[g.indices[s.k + j]] : A(1);
+                    for (int64_t i = 0; i < n; ++i) sum[i] += scale * m[i];
                 }
-                const Block<T> block{xs, weight, ws, heads, count};
-                if (by_column) accumulate<T, Weight::per_lane>(block, n, 1, acc);
-                else if (plain) accumulate<T, Weight::none>(block, n, n, acc);
-                else accumulate_heads<T>(block, heads, n / heads, acc);
-                row.close_block();
-            }
-            A* acc = row.all;
-            if (a.reduce == Reduce::mean && k1 > k0)
-                for (int64_t i = 0; i < n; ++i) acc[i] /= A(k1 - k0);
-            if (dst_scale) scale_row<A>(acc, dst_scale[r], n);
-            store_row((T*)a.out + r * n, (const A*)acc, n);
-        }
+                for (int64_t i = 0; i < n; ++i) to[i] += sum[i];
+            },
+            [&](int64_t r, int64_t slot) {
+                A* row = acc + slot * stride;
+                const int64_t degree = int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]);
+                if (a.reduce == Reduce::mean && degree > 0)
+                    for (int64_t i = 0; i < n; ++i) row[i] /= A(degree);
+                if (dst_scale) scale_row<A>(row, dst_scale[r], n);
+                store_row((T*)a.out + r * n, (const A*)row, n);
+            });
     });
 }
 
@@ -184,8 +215,9 @@ void spmm(const SpmmArgs& a) {
     with_types(a.g, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
-        if (a.reduce == Reduce::max) spmm_extreme<I, T, true>(a);
-        else if (a.reduce == Reduce::min) spmm_extreme<I, T, false>(a);
+        const bool ids = a.arg != nullptr;  // ids or, without them, positions: a walk by tiles may change their order
+        if (a.reduce == Reduce::max) ids ? spmm_extreme<I, T, true, true>(a) : spmm_extreme<I, T, true, false>(a);
+        else if (a.reduce == Reduce::min) ids ? spmm_extreme<I, T, false, true>(a) : spmm_extreme<I, T, false, false>(a);
         else spmm_sum<I, T>(a);
     });
 }
