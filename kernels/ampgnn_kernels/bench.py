@@ -21,31 +21,52 @@ import ampgnn_kernels as ak
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SECONDS = 1.0  # spent on the repeats of one measurement, at least two calls
 SAMPLE = 200  # destinations that are compared with float64
+WIDTHS, HEADS = (1, 16, 41, 64, 100, 128, 256, 602), (2, 4, 8)
+
+Calls = dict[str, Callable[[], Tensor]]
 
 
-def power_law_graph(nodes: int, edges: int, seed: int = 0) -> ak.Graph:
-    """A random graph whose sources are uniform and whose destinations' degrees fall as a power law."""
-    r = torch.Generator().manual_seed(seed)
+# ---- graphs
+
+
+def power_law(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
+    """Sources are uniform, destinations' degrees fall as a power law."""
     src = torch.randint(nodes, (edges,), generator=r, dtype=torch.int32)
     dst = (nodes * torch.rand(edges, generator=r) ** 1.5).to(torch.int32)
     return ak.Graph.from_coo(src, dst, nodes, nodes)
 
 
-def stream_bandwidth(gigabytes: float = 1.0) -> float:
-    """GB/s of a plain streaming read by all of torch's threads."""
-    x = torch.ones(int(gigabytes * 2**30) // 4)
-    return x.numel() * 4 / best_time(lambda: x.sum()) / 1e9
+def uniform(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
+    src, dst = (torch.randint(nodes, (edges,), generator=r, dtype=torch.int32) for _ in range(2))
+    return ak.Graph.from_coo(src, dst, nodes, nodes)
 
 
-def best_time(call: Callable[[], object]) -> float:
-    """Seconds of the fastest call, after one to warm up."""
-    call()
-    times, start = [], time.perf_counter()
-    while len(times) < 2 or time.perf_counter() - start < SECONDS:
-        before = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - before)
-    return min(times)
+def grid(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
+    """A road-like square grid, each crossing joined to its four neighbours: as many crossings as ``edges`` ask for."""
+    side = max(2, int((edges / 4) ** 0.5))
+    at = torch.arange(side * side, dtype=torch.int32).reshape(side, side)
+    pairs = ((at[:, 1:], at[:, :-1]), (at[1:], at[:-1]))
+    a, b = (torch.cat([pair[i].flatten() for pair in pairs]) for i in (0, 1))
+    return ak.Graph.from_coo(torch.cat([a, b]), torch.cat([b, a]), side * side, side * side)
+
+
+def star(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
+    """One destination with every edge; the others have none."""
+    src = torch.randint(nodes, (edges,), generator=r, dtype=torch.int32)
+    return ak.Graph.from_coo(src, torch.zeros_like(src), nodes, nodes)
+
+
+def block(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
+    """A bipartite block of neighbour sampling: 25 sampled sources a destination."""
+    rows = max(1, edges // 25)
+    src = torch.randint(nodes, (rows * 25,), generator=r, dtype=torch.int32)
+    return ak.Graph.from_coo(src, torch.arange(rows, dtype=torch.int32).repeat_interleave(25), nodes, rows)
+
+
+GRAPHS = {f.__name__: f for f in (power_law, uniform, grid, star, block)}
+
+
+# ---- what is measured
 
 
 class Case:
@@ -61,58 +82,92 @@ class Case:
         self.grad = torch.ones_like(self.y)
 
 
-def leaves(*tensors: Tensor) -> list[Tensor]:
-    return [t.detach().requires_grad_() for t in tensors]
-
-
-def ours(c: Case) -> dict[str, Callable[[], Tensor]]:
-    def gat():
-        h, el, er = leaves(c.x, c.el, c.er)
-        out = ak.gat_attention(c.graph, h, el, er)
+def with_backward(c: Case, call: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor]:
+    def both():
+        out = call(*(t.detach().requires_grad_() for t in inputs))
         out.backward(c.grad)
         return out
 
-    def extreme():
-        (x,) = leaves(c.x)
-        out = ak.spmm(c.graph, x, op="copy_u", reduce="max")
-        out.backward(c.grad)
-        return out
+    return both
 
+
+def ours(c: Case) -> Calls:
+    g = c.graph
     return {
-        "copy_u sum": lambda: ak.spmm(c.graph, c.x, op="copy_u"),
-        "u_mul_e sum": lambda: ak.spmm(c.graph, c.x, c.w, op="mul"),
-        "u_dot_v": lambda: ak.sddmm(c.graph, "dot", c.x, c.y),
-        "edge_softmax": lambda: ak.edge_softmax(c.graph, c.w),
-        "max fwd+bwd": extreme,
-        "GAT fwd+bwd": gat,
+        "copy_u sum": lambda: ak.spmm(g, c.x, op="copy_u"),
+        "u_mul_e sum": lambda: ak.spmm(g, c.x, c.w, op="mul"),
+        "u_dot_v": lambda: ak.sddmm(g, "dot", c.x, c.y),
+        "edge_softmax": lambda: ak.edge_softmax(g, c.w),
+        "mean fwd+bwd": with_backward(c, lambda x: ak.spmm(g, x, op="copy_u", reduce="mean"), c.x),
+        "max fwd+bwd": with_backward(c, lambda x: ak.spmm(g, x, op="copy_u", reduce="max"), c.x),
+        "GAT fwd+bwd": with_backward(c, lambda *t: ak.gat_attention(g, *t), c.x, c.el, c.er),
     }
 
 
-def dgl_peer(c: Case, g) -> dict[str, Callable[[], Tensor]]:
+def dgl_calls(c: Case) -> Calls:
     import dgl
     import torch.nn.functional as F
 
-    def gat():
-        h, el, er = leaves(c.x, c.el.unsqueeze(-1), c.er.unsqueeze(-1))
-        e = F.leaky_relu(dgl.ops.u_add_v(g, el, er), 0.2)
-        out = dgl.ops.u_mul_e_sum(g, h, dgl.ops.edge_softmax(g, e))
-        out.backward(c.grad)
-        return out
+    if c.dtype == torch.float16:
+        return {}  # DGL's CPU operators refuse it
+    if not hasattr(c.graph, "_dgl"):
+        nodes = {"src": c.graph.num_src, "dst": c.graph.num_dst}
+        c.graph._dgl = dgl.heterograph({("src", "e", "dst"): c.graph.coo()}, num_nodes_dict=nodes)
+        c.graph._dgl.create_formats_()
+    g = c.graph._dgl
 
-    def extreme():
-        (x,) = leaves(c.x)
-        out = dgl.ops.copy_u_max(g, x)
-        out.backward(c.grad)
-        return out
+    def gat(h, el, er):
+        logits = F.leaky_relu(dgl.ops.u_add_v(g, el.unsqueeze(-1), er.unsqueeze(-1)), 0.2)
+        return dgl.ops.u_mul_e_sum(g, h, dgl.ops.edge_softmax(g, logits))
 
     return {
         "copy_u sum": lambda: dgl.ops.copy_u_sum(g, c.x),
         "u_mul_e sum": lambda: dgl.ops.u_mul_e_sum(g, c.x, c.w),
         "u_dot_v": lambda: dgl.ops.u_dot_v(g, c.x, c.y),
         "edge_softmax": lambda: dgl.ops.edge_softmax(g, c.w),
-        "max fwd+bwd": extreme,
-        "GAT fwd+bwd": gat,
+        "mean fwd+bwd": with_backward(c, lambda x: dgl.ops.copy_u_mean(g, x), c.x),
+        "max fwd+bwd": with_backward(c, lambda x: dgl.ops.copy_u_max(g, x), c.x),
+        "GAT fwd+bwd": with_backward(c, gat, c.x, c.el, c.er),
     }
+
+
+def torch_sparse_calls(c: Case) -> Calls:
+    """PyTorch's own CSR times dense; its weights are already in CSR order."""
+    if c.heads > 1:
+        return {}
+    indptr, indices, _ = c.graph.csc
+    shape, x = (c.graph.num_dst, c.graph.num_src), c.x.flatten(1)
+    weights = {"copy_u sum": torch.ones(c.graph.num_edges, dtype=c.dtype), "u_mul_e sum": c.w.flatten()}
+    matrices = {name: torch.sparse_csr_tensor(indptr, indices, w, shape) for name, w in weights.items()}
+    return {name: lambda m=m: torch.sparse.mm(m, x) for name, m in matrices.items()}
+
+
+def pyg_calls(c: Case) -> Calls:
+    """PyTorch Geometric's softmax over destinations; its sums are torch.sparse's."""
+    from torch_geometric.utils import softmax
+
+    dst = c.graph.coo()[1].long()
+    return {"edge_softmax": lambda: softmax(c.w, dst, num_nodes=c.graph.num_dst)}
+
+
+PEERS: dict[str, Callable[[Case], Calls]] = {"dgl": dgl_calls, "torch.sparse": torch_sparse_calls, "pyg": pyg_calls}
+
+
+def best_time(call: Callable[[], object]) -> float:
+    """Seconds of the fastest call, after one to warm up."""
+    call()
+    times, start = [], time.perf_counter()
+    while len(times) < 2 or time.perf_counter() - start < SECONDS:
+        before = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - before)
+    return min(times)
+
+
+def stream_bandwidth(gigabytes: float = 1.0) -> float:
+    """GB/s of a plain streaming read by all of torch's threads."""
+    x = torch.ones(int(gigabytes * 2**30) // 4)
+    return x.numel() * 4 / best_time(lambda: x.sum()) / 1e9
 
 
 def sampled(c: Case) -> tuple[ak.Graph, Tensor, Tensor]:
@@ -139,54 +194,109 @@ def check(name: str, out: Tensor, c: Case, sample) -> None:
         "u_mul_e sum": lambda: (ak.spmm(graph, x, w, op="mul"), out[rows]),
         "u_dot_v": lambda: (ak.sddmm(graph, "dot", x, y), out[ids]),
         "edge_softmax": lambda: (ak.edge_softmax(graph, w), out[ids]),
+        "mean fwd+bwd": lambda: (ak.spmm(graph, x, op="copy_u", reduce="mean"), out[rows]),
         "max fwd+bwd": lambda: (ak.spmm(graph, x, op="copy_u", reduce="max"), out[rows]),
         "GAT fwd+bwd": lambda: (ak.gat_attention(graph, x, c.el.double(), c.er[rows].double()), out[rows]),
     }[name]()
+    if not wanted.numel():
+        return
     unit = torch.finfo(c.dtype).eps
     error = (got.detach().double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)
-    if error > max(2 * unit, 1e-4):
+    if not error <= max(2 * unit, 1e-4):
         raise SystemExit(f"{name} in {c.dtype} is wrong: relative error {error:.2g}")
 
 
-def run(nodes: int, edges: int, width: int, heads: int, peers: bool = True) -> dict:
-    """Measures everything; progress on stderr. Returns rows and what they were measured on."""
-    graph = power_law_graph(nodes, edges)
-    _ = graph.csr
-    g = _dgl_graph(graph) if peers else None
-    bandwidth = stream_bandwidth()
+# ---- runs
+
+
+def progress(*words: object) -> None:
+    print(*words, file=sys.stderr, flush=True)
+
+
+def measure(graph: ak.Graph, width: int, heads: int, peers: tuple[str, ...], only=None) -> list[dict]:
+    """Rows of seconds: each operator (of ``only``) by us and by each peer, in each type."""
     rows = []
     for kind, dtype in TYPES.items():
         c = Case(graph, width, heads, dtype)
         sample = sampled(c)
-        for who, calls in (("ampgnn", ours(c)), ("dgl", dgl_peer(c, g) if g is not None and kind != "fp16" else {})):
-            for name, call in calls.items():
-                print(f"{who} {kind} {name}", file=sys.stderr)
+        for who in ("ampgnn", *peers):
+            for name, call in (ours if who == "ampgnn" else PEERS[who])(c).items():
+                if only and name not in only:
+                    continue
+                progress(who, kind, name)
+                try:
+                    out = call()
+                except RuntimeError as e:  # a peer without this type or operator
+                    if who == "ampgnn":
+                        raise
+                    progress(f"  {who} cannot: {str(e).splitlines()[0]}")
+                    continue
                 if who == "ampgnn":
-                    check(name, call(), c, sample)
+                    check(name, out, c, sample)
                 rows.append({"operator": name, "who": who, "type": kind, "seconds": best_time(call)})
+    return rows
+
+
+def installed(wanted: bool) -> tuple[str, ...]:
+    """The peers that import here."""
+    found = []
+    for name, module in {"dgl": "dgl", "torch.sparse": "torch.sparse", "pyg": "torch_geometric"}.items():
+        try:
+            __import__(module)
+            found.append(name)
+        except Exception:  # not installed, or not for this torch
+            progress(f"missing peer: {name}")
+    return tuple(found) if wanted else ()
+
+
+def run(nodes: int, edges: int, width: int, heads: int, peers: tuple[str, ...], kind: str = "power_law") -> dict:
+    """Measures everything on one graph; progress on stderr. Returns rows and what they were measured on."""
+    progress(f"making the {kind} graph")
+    graph = GRAPHS[kind](nodes, edges, torch.Generator().manual_seed(0))
+    _ = graph.csr
     return {
-        "nodes": nodes,
-        "edges": edges,
+        "graph": kind,
+        "nodes": graph.num_src,
+        "edges": graph.num_edges,
         "width": width,
         "heads": heads,
-        "threads": torch.get_num_threads(),
-        "isa": ak.isa(),
-        "torch": torch.__version__,
-        "cpu": _cpu(),
-        "stream_gb_per_s": bandwidth,
-        "missing": [] if g is not None else ["dgl"],
-        "rows": rows,
+        "stream_gb_per_s": stream_bandwidth(),
+        "rows": measure(graph, width, heads, peers),
     }
 
 
-def _dgl_graph(graph: ak.Graph):
-    try:
-        import dgl
-    except Exception:  # not installed, or not for this torch
-        return None
-    g = dgl.graph(graph.coo(), num_nodes=graph.num_src)
-    g.create_formats_()
-    return g
+def sweep(nodes: int, edges: int, peers: tuple[str, ...]) -> list[dict]:
+    """Widths, heads and kinds of graph: seconds of ours and DGL's for one operator of each sort."""
+    only = ("u_mul_e sum", "GAT fwd+bwd")
+    peers = tuple(p for p in peers if p == "dgl")
+    plain = power_law(nodes, edges, torch.Generator().manual_seed(0))
+    shapes = [("power_law", w, 1) for w in WIDTHS] + [("power_law", 256, h) for h in HEADS]
+    shapes += [(kind, 64, 1) for kind in GRAPHS if kind != "power_law"]
+    cases = []
+    for kind, width, heads in shapes:
+        progress(f"sweep: {kind}, {width} features, {heads} heads")
+        graph = plain if kind == "power_law" else GRAPHS[kind](nodes, edges, torch.Generator().manual_seed(0))
+        rows = measure(graph, width, heads, peers, only)
+        cases.append({"graph": kind, "edges": graph.num_edges, "width": width, "heads": heads, "rows": rows})
+    return cases
+
+
+def overhead(peers: tuple[str, ...]) -> list[dict]:
+    """Microseconds a call on graphs so small that the call itself is what costs; 16 features, one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    cases = []
+    for nodes, edges in ((10, 10), (100, 100), (300, 1000), (3327, 9228)):
+        c = Case(power_law(nodes, edges, torch.Generator().manual_seed(0)), 16, 1, torch.float32)
+        for who in ("ampgnn", *(p for p in peers if p == "dgl")):
+            calls = (ours if who == "ampgnn" else PEERS[who])(c)
+            for name in ("copy_u sum", "u_mul_e sum", "edge_softmax", "mean fwd+bwd", "GAT fwd+bwd"):
+                cases.append({"edges": edges, "operator": name, "who": who, "us": best_time(calls[name]) * 1e6})
+    torch.set_num_threads(threads)
+    return cases
+
+
+# ---- tables
 
 
 def _cpu() -> str:
@@ -194,47 +304,102 @@ def _cpu() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def table(result: dict) -> str:
-    """Markdown: seconds of each operator, ratios to DGL and to our own fp32, gather rate over streaming bandwidth."""
-    seconds = {(r["operator"], r["who"], r["type"]): r["seconds"] for r in result["rows"]}
-    head = "| operator | type | ms | DGL fp32 / ours | DGL bf16 / ours | own fp32 / ours | gather / stream |"
-    lines = [head, "| --- | --- | --- | --- | --- | --- | --- |"]
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def _seconds(rows: list[dict]) -> dict[tuple[str, str, str], float]:
+    return {(r["operator"], r["who"], r["type"]): r["seconds"] for r in rows}
+
+
+def _ratio(theirs: float | None, own: float) -> str:
+    return f"{theirs / own:.1f}" if theirs else "-"
+
+
+def table(result: dict, peers: tuple[str, ...]) -> str:
+    """Seconds of each operator, ratios to each peer and to our own fp32, gather rate over streaming bandwidth."""
+    seconds = _seconds(result["rows"])
+    against = [("dgl", "fp32"), ("dgl", "bf16"), ("torch.sparse", "fp32"), ("pyg", "fp32")]
+    against = [a for a in against if a[0] in peers]
+    head = ["operator", "type", "ms", *(f"{who} {kind} / ours" for who, kind in against)]
+    lines = []
     for (name, who, kind), own in seconds.items():
         if who != "ampgnn":
             continue
-        ratios = [seconds.get(key) for key in ((name, "dgl", "fp32"), (name, "dgl", "bf16"), (name, "ampgnn", "fp32"))]
-        bytes_moved = result["edges"] * result["width"] * (4 if kind == "fp32" else 2)
+        bytes_gathered = result["edges"] * result["width"] * TYPES[kind].itemsize
+        rate = f"{bytes_gathered / own / 1e9 / result['stream_gb_per_s']:.2f}"
+        ratios = [_ratio(seconds.get((name, *peer)), own) for peer in against]
+        own32 = _ratio(seconds[name, "ampgnn", "fp32"], own)
         gathers = name in ("copy_u sum", "u_mul_e sum", "u_dot_v")
-        rate = f"{bytes_moved / own / 1e9 / result['stream_gb_per_s']:.2f}" if gathers else "-"
-        cells = [f"{r / own:.1f}" if r else "-" for r in ratios]
-        lines.append(f"| {name} | {kind} | {own * 1000:,.1f} | {' | '.join(cells)} | {rate} |")
-    return "\n".join(lines)
+        lines.append([name, kind, f"{own * 1000:,.1f}", *ratios, own32, rate if gathers else "-"])
+    return _markdown([*head, "own fp32 / ours", "gather / stream"], lines)
+
+
+def sweep_table(cases: list[dict]) -> str:
+    lines = []
+    for case in cases:
+        seconds = _seconds(case["rows"])
+        for name in dict.fromkeys(r["operator"] for r in case["rows"]):
+            own = {k: seconds[name, "ampgnn", k] for k in TYPES}
+            ratios = [_ratio(seconds.get((name, "dgl", kind)), own[kind]) for kind in ("fp32", "bf16")]
+            lines.append(
+                [case["graph"], f"{case['edges']:,}", str(case["width"]), str(case["heads"]), name]
+                + [f"{own[k] * 1000:,.1f}" for k in TYPES]
+                + [*ratios, _ratio(own["fp32"], own["bf16"])]
+            )
+    head = ["graph", "edges", "features", "heads", "operator", *(f"{k} ms" for k in TYPES)]
+    return _markdown([*head, "dgl fp32 / own fp32", "dgl bf16 / own bf16", "own fp32 / own bf16"], lines)
+
+
+def overhead_table(cases: list[dict]) -> str:
+    us = {(c["edges"], c["operator"], c["who"]): c["us"] for c in cases}
+    lines = [
+        [f"{edges:,}", name, f"{own:.0f}", _ratio(us.get((edges, name, "dgl")), own)]
+        for (edges, name, who), own in us.items()
+        if who == "ampgnn"
+    ]
+    return _markdown(["edges", "operator", "us a call", "dgl / ours"], lines)
 
 
 def describe(result: dict) -> str:
-    missing = f" Missing peers: {', '.join(result['missing'])}." if result["missing"] else ""
     return (
-        f"{result['nodes']:,} nodes, {result['edges']:,} edges, {result['width']} features, {result['heads']} heads; "
-        f"{result['cpu']}, {result['threads']} threads, {result['isa']}, torch {result['torch']}; "
-        f"streaming read {result['stream_gb_per_s']:.1f} GB/s.{missing}"
+        f"{result['graph']} graph, {result['nodes']:,} nodes, {result['edges']:,} edges, {result['width']} features, "
+        f"{result['heads']} heads; {_cpu()}, {torch.get_num_threads()} threads, {ak.isa()}, torch {torch.__version__}; "
+        f"streaming read {result['stream_gb_per_s']:.1f} GB/s."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ampgnn_kernels.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a graph a hundred times smaller")
+    parser.add_argument("--graph", choices=GRAPHS, default="power_law")
     parser.add_argument("--nodes", type=int, default=232_965)
     parser.add_argument("--edges", type=int, default=100_000_000)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=1)
+    parser.add_argument("--sweep", action="store_true", help="also widths, heads and kinds of graph, a tenth as large")
+    parser.add_argument("--overhead", action="store_true", help="also the cost of a call on small graphs")
     parser.add_argument("--no-peers", action="store_true", help="our own kernels alone")
     parser.add_argument("--json", type=Path, help="also write the measurements here")
     a = parser.parse_args()
-    shrink = 100 if a.quick else 1
-    result = run(a.nodes // shrink, a.edges // shrink, a.width, a.heads, peers=not a.no_peers)
-    print(f"{describe(result)}\n\n{table(result)}")
+    if a.width % a.heads:
+        parser.error(f"--width {a.width} is not a multiple of --heads {a.heads}")
+    nodes, edges = (n // (100 if a.quick else 1) for n in (a.nodes, a.edges))
+    peers = installed(not a.no_peers)
+    result = run(nodes, edges, a.width, a.heads, peers, a.graph)
+    missing = [p for p in PEERS if p not in peers]
+    text = f"{describe(result)}\n" + (f"Missing peers: {', '.join(missing)}.\n" if missing else "")
+    text += f"\n{table(result, peers)}\n"
+    if a.sweep:
+        result["sweep"] = sweep(nodes // 10, edges // 10, peers)
+        text += f"\n{sweep_table(result['sweep'])}\n"
+    if a.overhead:
+        result["overhead"] = overhead(peers)
+        text += f"\n{overhead_table(result['overhead'])}\n"
+    print(text, end="")
     if a.json:
-        a.json.write_text(json.dumps(result, indent=1) + "\n")
+        described = {"torch": torch.__version__, "isa": ak.isa(), "cpu": _cpu(), "threads": torch.get_num_threads()}
+        a.json.write_text(json.dumps({**described, "missing": missing, **result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

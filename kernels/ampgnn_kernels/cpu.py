@@ -140,29 +140,28 @@ def gat_attention(indptr, indices, h, el, er, negative_slope) -> tuple[Tensor, T
 
 
 def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
-    h, el, er, grad = h.contiguous(), el.contiguous(), er.contiguous(), grad.contiguous()
-    rows, heads, dim = h.shape
+    h, el, grad = h.contiguous(), el.contiguous(), grad.contiguous()
+    heads, dim = h.shape[1:]
     parts = max(1, min(MAX_PARTS, rindices.shape[0] // EDGES_PER_PART))
-    delta, grad_h, grad_el = torch.empty_like(er), torch.empty_like(h), torch.empty_like(el)
+    delta, grad_h, grad_el = er.new_empty(er.shape), torch.empty_like(h), torch.empty_like(el)
     sums = er.new_zeros((parts, *er.shape, 3))
     threads = torch.get_num_threads()
     _C.row_dot(
         DTYPES[h.dtype], er.numel(), dim, grad.data_ptr(), out.contiguous().data_ptr(), delta.data_ptr(), threads
     )
+    dst = torch.stack((er, largest, total.reciprocal(), delta), -1)
     at, ends, _, *sizes = _rows(rindptr, rindices, None, er.shape[0])
-    kept = (el.data_ptr(), er.data_ptr(), largest.data_ptr(), total.data_ptr())
     _C.attention_backward(
-        *(at, ends, *sizes, DTYPES[h.dtype], heads, dim, negative_slope, h.data_ptr(), *kept),
-        *(grad.data_ptr(), delta.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), sums.data_ptr()),
-        *(er.shape[0], parts, threads),
+        *(at, ends, *sizes, DTYPES[h.dtype], heads, dim, negative_slope, h.data_ptr(), el.data_ptr(), dst.data_ptr()),
+        *(grad.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), sums.data_ptr(), er.shape[0], parts, threads),
     )
     grad_er, error, slopes = (sums[0] if parts == 1 else sums.sum(0)).unbind(-1)
     if h.dtype not in (torch.float16, torch.bfloat16):  # the stored output was not rounded
         return grad_h, grad_el, grad_er.contiguous()
-    error = error.contiguous()
+    dst[..., 3] = error
     _C.correct_grad_el(
-        *(at, ends, *sizes, DTYPES[h.dtype], heads, negative_slope, *kept),
-        *(error.data_ptr(), grad_el.data_ptr(), threads),
+        *(at, ends, *sizes, DTYPES[h.dtype], heads, negative_slope, el.data_ptr(), dst.data_ptr(), grad_el.data_ptr()),
+        threads,
     )
     return grad_h, grad_el, grad_er - error * slopes
 

@@ -71,7 +71,7 @@ struct SoftmaxArgs {
     int threads;
 };
 
-// el, er, max, sum, grad_el, sums, delta are float, double where dtype is f64.
+// el, er, max, sum, dst, grad_el, sums are float, double where dtype is f64.
 struct AttentionArgs {
     Rows g;  // forward: rows are destinations; backward: rows are sources
     DType dtype;
@@ -84,7 +84,8 @@ struct AttentionArgs {
     void* max;       // (num_dst, heads): largest logit of a destination
     void* sum;       // (num_dst, heads): sum of exp(logit - max)
     const void* grad;   // backward: gradient of out
-    const void* delta;  // backward: (num_dst, heads), dot of grad and out; correction: how far it is off
+    // backward and correction: (num_dst, heads, 4), er, max, 1 / sum and delta: the dot of grad and out, or how far it is off
+    const void* dst;
     void* grad_h;
     void* grad_el;
     void* sums;  // backward: (parts, num_dst, heads, 3), zeroed; the caller adds the parts up in order

@@ -35,7 +35,7 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
         Scratch<double> sum(slots * heads);
         Scratch<const T*> xs(kBlock);
         for_segments(
-            g, t, first, end,
+            g, t, first, end, {},
             [&](int64_t v, int64_t slot) {
                 memset(acc + slot * stride, 0, stride * sizeof(A));
                 for (int64_t h = 0; h < heads; ++h) max[slot * heads + h] = -A(__builtin_inf()), sum[slot * heads + h] = 0;
@@ -45,7 +45,6 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
                     max_heads<A>(s, count, heads, max + slot * heads);
                 }
             },
-            kNothing,
             [&](const Segment& run) {
                 A* e = s + run.at * heads;
                 attention_logits(g.indices + run.k, run.count, heads, el, er + run.row * heads, slope, e);
@@ -70,35 +69,35 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
     });
 }
 
-// The attention weights of the entries of a source u, made anew from what the forward pass kept.
+// What the backward pass reads of a destination and head, side by side.
+template <class A> struct Destination { A er, max, inverse_sum, delta; };
+
+// The attention weights of the entries of a source u, made anew from what the forward pass kept, and the slopes of the
+// leaky ReLU.
 template <class A> struct Weights {
     const AttentionArgs& args;
     Scratch<A> logits, max, inverse;
     explicit Weights(const AttentionArgs& x) : args(x), logits(kBlock * x.heads), max(kBlock * x.heads), inverse(kBlock * x.heads) {}
 
-    // a (count, heads), count at most kBlock
-    template <class I> void make(int64_t u, const I* ends, int64_t count, A* a) {
+    // weight, slope (count, heads), count at most kBlock
+    template <class I> void make(int64_t u, const I* ends, int64_t count, A* weight, A* slope) {
         const int64_t heads = args.heads, n = count * heads;
-        attention_logits(ends, count, heads, (const A*)args.er, (const A*)args.el + u * heads, A(args.negative_slope), logits.data);
+        const A *el = (const A*)args.el + u * heads, negative = A(args.negative_slope);
         for (int64_t j = 0; j < count; ++j) {
-            const int64_t v = ends[j];
+            const auto* v = (const Destination<A>*)args.dst + int64_t(ends[j]) * heads;
             for (int64_t h = 0; h < heads; ++h) {
-                max[j * heads + h] = ((const A*)args.max)[v * heads + h];
-                inverse[j * heads + h] = A(1) / ((const A*)args.sum)[v * heads + h];
+                const int64_t i = j * heads + h;
+                const A x = v[h].er + el[h];
+                slope[i] = x >= 0 ? A(1) : negative;
+                logits[i] = leaky(x, negative), max[i] = v[h].max, inverse[i] = v[h].inverse_sum;
             }
         }
         constexpr int W = kLanes<A>;
         for (int64_t i = 0; i < n; i += W) {
             const int c = int(least(int64_t(W), n - i));
-            if (c == W) store(a + i, exp_difference(load(logits + i), load(max + i)) * load(inverse + i));
-            else store_n(a + i, exp_difference(load_n(logits + i, c), load_n(max + i, c)) * load_n(inverse + i, c), c);
+            if (c == W) store(weight + i, exp_difference(load(logits + i), load(max + i)) * load(inverse + i));
+            else store_n(weight + i, exp_difference(load_n(logits + i, c), load_n(max + i, c)) * load_n(inverse + i, c), c);
         }
-    }
-
-    A slope(int64_t u, int64_t v, int64_t h) const {
-        const int64_t heads = args.heads;
-        const A x = ((const A*)args.er)[v * heads + h] + ((const A*)args.el)[u * heads + h];
-        return x >= 0 ? A(1) : A(args.negative_slope);
     }
 };
 
@@ -113,24 +112,23 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
     constexpr int64_t kFew = 16;  // entries whose rows of grad stay cached between their two uses
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
-    const A* delta = (const A*)a.delta;
+    const auto* dst = (const Destination<A>*)a.dst;
     const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A) + n * sizeof(T));
     for_ranges<I>(a.g, a.parts, a.threads, [&](int64_t first, int64_t end, int64_t part) {
         A* sums = (A*)a.sums + part * a.num_dst * heads * 3;
         const int64_t slots = least(t.chunk, end - first);
         Weights<A> weights(a);
         Scratch<A> acc(slots * stride), wide(stride), sum(stride), d(kFew * heads), grad_el(slots * heads);
-        Scratch<A> e(kBlock * heads + kLanes<A>);
+        Scratch<A> e(kBlock * heads + kLanes<A>), slopes(kBlock * heads);
         Scratch<const T*> ys(kBlock);
         for_segments(
-            g, t, first, end,
+            g, t, first, end, {},
             [&](int64_t, int64_t slot) {
                 memset(acc + slot * stride, 0, stride * sizeof(A));
                 memset(grad_el + slot * heads, 0, heads * sizeof(A));
             },
-            kNothing,
             [&](const Segment& s) {
-                weights.make(s.row, g.indices + s.k, s.count, e + s.at * heads);
+                weights.make(s.row, g.indices + s.k, s.count, e + s.at * heads, slopes + s.at * heads);
                 for (int64_t j = 0; j < s.count; ++j) ys[s.at + j] = (const T*)a.grad + int64_t(g.indices[s.k + j]) * n;
             },
             [&](const Segment& s) {
@@ -143,8 +141,8 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                     for (int64_t j = 0; j < count; ++j)
                         for (int64_t h = 0; h < heads; ++h) {
                             const int64_t v = g.indices[s.k + j0 + j], to = v * heads + h;
-                            const A weight = e[(at + j) * heads + h], slope = weights.slope(s.row, v, h);
-                            const A centred = weight * (d[j * heads + h] - delta[to]);
+                            const A weight = e[(at + j) * heads + h], slope = slopes[(at + j) * heads + h];
+                            const A centred = weight * (d[j * heads + h] - dst[to].delta);
                             grad_el[s.slot * heads + h] += centred * slope;
                             sums[to * 3] += centred * slope;
                             sums[to * 3 + 1] += centred;
@@ -168,17 +166,17 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
     const int64_t heads = a.heads;
     for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
         Weights<A> weights(a);
-        Scratch<A> sum(heads), e(kBlock * heads);
+        Scratch<A> sum(heads), e(kBlock * heads), slopes(kBlock * heads);
+        const auto* dst = (const Destination<A>*)a.dst;
         for (int64_t u = first; u < end; ++u) {
             memset(sum, 0, heads * sizeof(A));
             for (int64_t k = g.indptr[u], k1 = g.indptr[u + 1]; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
                 const I* ends = g.indices + k;
-                weights.make(u, ends, count, e.data);
+                weights.make(u, ends, count, e.data, slopes.data);
                 for (int64_t j = 0; j < count; ++j)
                     for (int64_t h = 0; h < heads; ++h)
-                        sum[h] += e[j * heads + h] * weights.slope(u, ends[j], h) *
-                                  ((const A*)a.delta)[int64_t(ends[j]) * heads + h];
+                        sum[h] += e[j * heads + h] * slopes[j * heads + h] * dst[int64_t(ends[j]) * heads + h].delta;
             }
             for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] -= sum[h];
         }

@@ -63,25 +63,23 @@ void attention(Address indptr, Address indices, int64_t rows, int64_t cols, int6
 }
 
 void attention_backward(Address indptr, Address indices, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int64_t heads,
-                        int64_t dim, double negative_slope, Address h, Address el, Address er, Address max, Address sum,
-                        Address grad, Address delta, Address grad_h, Address grad_el, Address sums, int64_t num_dst,
+                        int64_t dim, double negative_slope, Address h, Address el, Address dst, Address grad, Address grad_h, Address grad_el, Address sums, int64_t num_dst,
                         int64_t parts, int threads) {
     AttentionArgs a{};
     a.g = rows_of(indptr, indices, 0, rows, cols, nnz, wide);
     a.dtype = DType(dtype), a.heads = heads, a.dim = dim, a.negative_slope = negative_slope;
-    a.h = at(h), a.el = at(el), a.er = at(er), a.max = at(max), a.sum = at(sum), a.grad = at(grad), a.delta = at(delta);
+    a.h = at(h), a.el = at(el), a.dst = at(dst), a.grad = at(grad);
     a.grad_h = at(grad_h), a.grad_el = at(grad_el), a.sums = at(sums);
     a.num_dst = num_dst, a.parts = parts, a.threads = threads;
     kernels().attention_backward(a);
 }
 
 void correct_grad_el(Address indptr, Address indices, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int64_t heads,
-                     double negative_slope, Address el, Address er, Address max, Address sum, Address error, Address grad_el,
-                     int threads) {
+                     double negative_slope, Address el, Address dst, Address grad_el, int threads) {
     AttentionArgs a{};
     a.g = rows_of(indptr, indices, 0, rows, cols, nnz, wide);
     a.dtype = DType(dtype), a.heads = heads, a.negative_slope = negative_slope, a.threads = threads;
-    a.el = at(el), a.er = at(er), a.max = at(max), a.sum = at(sum), a.delta = at(error), a.grad_el = at(grad_el);
+    a.el = at(el), a.dst = at(dst), a.grad_el = at(grad_el);
     kernels().correct_grad_el(a);
 }
 

@@ -64,7 +64,7 @@ template <class I, class T> void edge_softmax_rows(const SoftmaxArgs& a) {
         Scratch<double> sum(heads);
         const auto gather = [&](int64_t k, int64_t count) {
             for (int64_t j = 0; j < count; ++j) {
-                if (k + j + g.kEdgesAhead < a.g.nnz) g.prefetch_edge(logits, heads, k + j + g.kEdgesAhead);
+                g.prefetch_edge(logits, heads, k + j + kEdgesAhead, a.g.nnz);
                 const T* x = logits + g.eid(k + j) * heads;
                 for (int64_t h = 0; h < heads; ++h) e[j * heads + h] = A(to_acc(x[h]));
             }
@@ -110,7 +110,7 @@ template <class I, class T> void edge_softmax_backward_rows(const SoftmaxArgs& a
         Scratch<double> sum(heads), dot(heads);
         const auto gather = [&](const T* from, int64_t k, int64_t count, A* to) {
             for (int64_t j = 0; j < count; ++j) {
-                if (k + j + g.kEdgesAhead < a.g.nnz) g.prefetch_edge(from, heads, k + j + g.kEdgesAhead);
+                g.prefetch_edge(from, heads, k + j + kEdgesAhead, a.g.nnz);
                 for (int64_t h = 0; h < heads; ++h) to[j * heads + h] = A(to_acc(from[g.eid(k + j) * heads + h]));
             }
         };

@@ -11,16 +11,18 @@ using namespace ampgnn;
 // Entries of a row handled at once: their ids and addresses stay in the first-level cache.
 constexpr int64_t kBlock = 256;
 
+// Entries between the fetching and the use of an edge's data.
+constexpr int64_t kEdgesAhead = 64;
+
 template <class I> struct View {
     const I *indptr, *indices, *eids;
     explicit View(const Rows& g) : indptr((const I*)g.indptr), indices((const I*)g.indices), eids((const I*)g.eids) {}
     int64_t eid(int64_t k) const { return eids ? int64_t(eids[k]) : k; }
 
-    // Starts fetching the edge features of entry k: edge ids in any order make each a cache miss of its own.
-    template <class T> void prefetch_edge(const T* w, int64_t stride, int64_t k) const {
-        if (eids) __builtin_prefetch(w + int64_t(eids[k]) * stride);
+    // Starts fetching the edge features of entry k, if it lies before stop: edge ids in any order make each a cache miss of its own.
+    template <class T> void prefetch_edge(const T* w, int64_t stride, int64_t k, int64_t stop) const {
+        if (eids && k < stop) __builtin_prefetch(w + int64_t(eids[k]) * stride);
     }
-    static constexpr int64_t kEdgesAhead = 64;
 };
 
 // The width of a row of n values with room for whole vectors.

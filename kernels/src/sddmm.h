@@ -75,10 +75,12 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
         Scratch<A> wide(padded<A>(n)), d(kBlock * heads);
         Scratch<const T*> xs(kBlock);
         for_segments(
-            g, t, first, end, kNothing, [&](int64_t k) { g.prefetch_edge((const T*)a.out, heads, k); },
+            g, t, first, end, {(const char*)a.out, heads * int64_t(sizeof(T))}, kNothing,
             [&](const Segment& s) {
-                for (int64_t j = 0; j < s.count; ++j)
+                for (int64_t j = 0; j < s.count; ++j) {
+                    g.prefetch_edge((const T*)a.out, heads, s.k + j + kEdgesAhead, s.stop);
                     xs[s.at + j] = far + (far_is_edge ? g.eid(s.k + j) : int64_t(g.indices[s.k + j])) * far_stride;
+                }
             },
             [&](const Segment& s) {
                 load_row<T>(wide, row + s.row * row_stride, n);

@@ -7,7 +7,8 @@ namespace {
 // At most kBlock entries of one row, from k on, handled at once. `slot` is the row's place in its chunk, where its
 // running result is kept; `at` is where the entries' values lie in the scratch arrays of the batch, which hold
 // `ready` entries from there on, those of later segments included.
-struct Segment { int64_t row, slot, k, count, at, ready; };
+// `stop` is the end of the run of entries that it is a part of.
+struct Segment { int64_t row, slot, k, count, at, ready, stop; };
 
 // Rows are walked in chunks. A chunk passes over the ids at the other end tile by tile, so that what it gathers from one
 // tile stays in cache; a tile is first streamed in, much faster than its rows would be missed one by one. All of it
@@ -34,13 +35,18 @@ inline void preload(const Tiling& t, int64_t lo, int64_t hi) {
     for (int64_t byte = lo * t.bytes; byte < hi * t.bytes; byte += 64) __builtin_prefetch(t.gathered + byte, 0, 2);
 }
 
+// What each edge reads or writes of its own: a row of `bytes` from `data` on, or nothing.
+struct EdgeData { const char* data; int64_t bytes; };
+
 // Calls, for the rows of [first, end): begin(row, slot); then prepare(segment) and later consume(segment) for runs of
-// its entries; at last finish(row, slot). A batch of segments is prepared before its first is consumed. touch(k) is
-// told of entry k some time before.
-template <class I, class Begin, class Touch, class Prepare, class Consume, class Finish>
-void for_segments(const View<I>& g, const Tiling& t, int64_t first, int64_t end, const Begin& begin, const Touch& touch,
+// its entries; at last finish(row, slot). A batch of segments is prepared before its first is consumed. The first edges of
+// the rows ahead are fetched on the way: edge ids in any order make each a cache miss of its own.
+template <class I, class Begin, class Prepare, class Consume, class Finish>
+void for_segments(const View<I>& g, const Tiling& t, int64_t first, int64_t end, const EdgeData& edges, const Begin& begin,
                   const Prepare& prepare, const Consume& consume, const Finish& finish) {
-    constexpr int64_t kTouched = 64, kRowsAhead = 2;
+    constexpr int64_t kRowsAhead = 2;
+    const bool fetching = g.eids && edges.data;
+    const auto fetch = [&](int64_t k) { __builtin_prefetch(edges.data + int64_t(g.eids[k]) * edges.bytes); };
     const int64_t chunks = (end - first + t.chunk - 1) / t.chunk, size = chunks ? (end - first + chunks - 1) / chunks : 0;
     Scratch<int64_t> next(size);
     Segment batch[kBlock];
@@ -59,9 +65,9 @@ void for_segments(const View<I>& g, const Tiling& t, int64_t first, int64_t end,
             const bool last = limit >= t.cols;
             preload(t, limit - t.tile, least(limit, t.cols));
             for (int64_t r = c0; r < c1; ++r) {
-                if (r + kRowsAhead < c1) {
-                    const int64_t k = next[r + kRowsAhead - c0], stop = least(k + kTouched, int64_t(g.indptr[r + kRowsAhead + 1]));
-                    for (int64_t i = k; i < stop && (last || g.indices[i] < limit); ++i) touch(i);
+                if (fetching && r + kRowsAhead < c1) {
+                    const int64_t k = next[r + kRowsAhead - c0], stop = least(k + kEdgesAhead, int64_t(g.indptr[r + kRowsAhead + 1]));
+                    for (int64_t i = k; i < stop && (last || g.indices[i] < limit); ++i) fetch(i);
                 }
                 int64_t k = next[r - c0], stop = k;
                 const int64_t row_end = g.indptr[r + 1];
@@ -71,8 +77,7 @@ void for_segments(const View<I>& g, const Tiling& t, int64_t first, int64_t end,
                 for (int64_t count; k < stop; k += count) {
                     count = least(kBlock, stop - k);
                     if (held == kBlock || filled + count > kBlock) flush();
-                    for (int64_t i = k + kTouched; i < least(k + count + kTouched, stop); ++i) touch(i);
-                    const Segment s{r, r - c0, k, count, filled, 0};
+                    const Segment s{r, r - c0, k, count, filled, 0, stop};
                     prepare(s);
                     batch[held++] = s;
                     filled += count;

@@ -112,7 +112,7 @@ template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs
         Scratch<B> arg(slots * stride), arg_id(Ids ? slots * stride : 0), ids(kBlock);
         Scratch<const T*> xs(kBlock);
         for_segments(
-            g, t, first, end,
+            g, t, first, end, {(const char*)w, a.w_stride * int64_t(sizeof(T))},
             [&](int64_t r, int64_t slot) {
                 const A init = g.indptr[r] < g.indptr[r + 1] ? start : A(0);
                 for (int64_t i = 0; i < n; ++i) acc[slot * stride + i] = init;
@@ -120,9 +120,9 @@ template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs
                 if (Ids)  // the first entry of all -inf takes any id's place
                     for (int64_t i = 0; i < n; ++i) arg_id[slot * stride + i] = B((uint64_t(1) << (8 * sizeof(B) - 1)) - 1);
             },
-            [&](int64_t k) { if (w) g.prefetch_edge(w, a.w_stride, k); },
             [&](const Segment& s) {
                 for (int64_t j = 0; j < s.count; ++j) {
+                    if (w) g.prefetch_edge(w, a.w_stride, s.k + j + kEdgesAhead, s.stop);
                     xs[s.at + j] = a.op == Op::copy_e ? w + g.eid(s.k + j) * a.w_stride : x + int64_t(g.indices[s.k + j]) * a.x_stride;
                     if (Ids) ids[s.at + j] = B(g.eid(s.k + j));
                 }
@@ -174,12 +174,12 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
         Scratch<A> acc(least(t.chunk, end - first) * stride), m(n), sum(n), weight(kBlock * heads + kLanes<A>);
         Scratch<const T*> xs(kBlock), ws(kBlock);
         for_segments(
-            g, t, first, end, [&](int64_t, int64_t slot) { memset(acc + slot * stride, 0, stride * sizeof(A)); },
-            [&](int64_t k) { if (w) g.prefetch_edge(w, a.w_stride, k); },
+            g, t, first, end, {(const char*)w, a.w_stride * int64_t(sizeof(T))}, [&](int64_t, int64_t slot) { memset(acc + slot * stride, 0, stride * sizeof(A)); },
             [&](const Segment& s) {
                 for (int64_t j = 0; j < s.count; ++j) {
                     const int64_t u = g.indices[s.k + j], at = s.at + j;
                     xs[at] = x + u * a.x_stride;
+                    if (w) g.prefetch_edge(w, a.w_stride, s.k + j + kEdgesAhead, s.stop);
                     if (w) ws[at] = w + g.eid(s.k + j) * a.w_stride;
                     if (!by_head || plain) continue;
                     const A scale = src_scale ? src_scale[u] : A(1);
