@@ -166,6 +166,7 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     const T *x = (const T*)a.x, *w = (const T*)a.w;
     const A *src_scale = (const A*)a.src_scale, *dst_scale = (const A*)a.dst_scale;
     const int64_t n = a.b.outer * a.b.inner, stride = padded<A>(n), heads = a.op == Op::copy_u ? 1 : a.b.outer;
+    const int64_t x_stride = a.x_stride, w_stride = a.w_stride;
     const bool by_head = weights_are_heads<T>(a), by_column = !by_head && weights_are_columns<T>(a) && !a.src_scale;
     const bool plain = a.op == Op::copy_u && !a.src_scale;
     const auto msg = message_of<T>(a.op);
@@ -176,15 +177,21 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
         for_segments(
             g, t, first, end, {(const char*)w, a.w_stride * int64_t(sizeof(T))}, [&](int64_t, int64_t slot) { memset(acc + slot * stride, 0, stride * sizeof(A)); },
             [&](const Segment& s) {
-                for (int64_t j = 0; j < s.count; ++j) {
-                    const int64_t u = g.indices[s.k + j], at = s.at + j;
-                    xs[at] = x + u * a.x_stride;
-                    if (w) g.prefetch_edge(w, a.w_stride, s.k + j + kEdgesAhead, s.stop);
-                    if (w) ws[at] = w + g.eid(s.k + j) * a.w_stride;
-                    if (!by_head || plain) continue;
-                    const A scale = src_scale ? src_scale[u] : A(1);
-                    for (int64_t o = 0; o < heads; ++o) weight[at * heads + o] = w ? scale * A(to_acc(ws[at][o])) : scale;
-                }
+                const I* ends = g.indices + s.k;
+                const T **rows = xs + s.at, **edges = ws + s.at;
+                A* to = weight + s.at * heads;
+                for (int64_t j = 0; j < s.count; ++j) rows[j] = x + int64_t(ends[j]) * x_stride;
+                if (w)
+                    for (int64_t j = 0; j < s.count; ++j) {
+                        g.prefetch_edge(w, w_stride, s.k + j + kEdgesAhead, s.stop);
+                        edges[j] = w + g.eid(s.k + j) * w_stride;
+                    }
+                if (!by_head || plain) return;
+                if (w && heads == 1) for (int64_t j = 0; j < s.count; ++j) to[j] = A(to_acc(*edges[j]));
+                else if (w) for (int64_t j = 0; j < s.count; ++j) load_row<T>(to + j * heads, edges[j], heads);
+                else for (int64_t j = 0; j < s.count; ++j) to[j] = A(1);
+                if (src_scale)
+                    for (int64_t i = 0; i < s.count * heads; ++i) to[i] *= src_scale[ends[i / heads]];
             },
             [&](const Segment& s) {
                 A* to = acc + s.slot * stride;
