@@ -152,10 +152,7 @@ def segment_reduce(seglen, value, reducer="sum"):
 @_with_dgl_errors
 def segment_mm(A, B, seglen_A):
     """Rows of ``A`` (N, in), segment i times ``B[i]`` of (R, in, out), in a type of both; sums in float32."""
-    a, b = _cast(A, B)
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    rows = a.to(dtype).split([int(n) for n in seglen_A])
-    return torch.cat([kernels.linear(x, w.t()) for x, w in zip(rows, b.to(dtype), strict=True)])
+    return kernels.segment_linear(*_cast(A, B), [int(n) for n in seglen_A])
 
 
 @_with_dgl_errors

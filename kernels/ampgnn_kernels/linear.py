@@ -37,6 +37,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def segment_linear(x: Tensor, weight: Tensor, lengths: list[int]) -> Tensor:
+    """Rows of ``x``, segment i of ``lengths[i]`` rows times ``weight[i]``, in a type of both.
+
+    Args:
+        x: (N, in). weight: (R, in, out). lengths: R numbers that add up to N.
+    """
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    rows, weights = x.to(dtype).split(lengths), weight.to(dtype)
+    return torch.cat([linear(part, w.t()) for part, w in zip(rows, weights, strict=True)])
+
+
 class _HalfLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
