@@ -119,8 +119,8 @@ def edge_weight_norm(layer, graph, edge_weight: Tensor) -> Tensor:
         raise error_of(graph)(
             f"the normalization is defined on scalar edge weights, got shape {tuple(edge_weight.shape)}"
         )
-    if layer._norm == "both" and bool((edge_weight <= 0).any()):
-        raise error_of(graph)('non-positive edge weight with norm="both": it has no square root to divide by')
+    if layer._norm == "both":
+        _check_positive(graph, edge_weight)
     if layer._norm == "none":
         return edge_weight
     wide = edge_weight.to(torch.promote_types(edge_weight.dtype, torch.float32))
@@ -131,6 +131,14 @@ def edge_weight_norm(layer, graph, edge_weight: Tensor) -> Tensor:
     else:
         factor = sddmm(view, "copy_rhs", None, 1 / into)
     return (wide * factor).to(edge_weight.dtype)
+
+
+def _check_positive(graph, edge_weight: Tensor) -> None:
+    message = "non-positive edge weight with norm both: it has no square root to divide by"
+    if torch.compiler.is_compiling():
+        torch._assert_async((edge_weight > 0).all(), message)
+    elif bool((edge_weight <= 0).any()):
+        raise error_of(graph)(message)
 
 
 class EdgeWeightNorm(nn.Module):

@@ -38,10 +38,9 @@ def rel_graph_forward(layer, g, feat, etypes, norm: Tensor | None = None, *, pre
             f"there are features of {feat.shape[0]} and types of {etypes.shape[0]}"
         )
     src, dst = view.coo()
-    pairs, pair = torch.unique(etypes.long() * view.num_src + src.long(), return_inverse=True)  # in order of types
-    kinds = pairs // max(1, view.num_src)
-    projected = _project(layer.linear_r, feat[pairs % max(1, view.num_src)], kinds)
-    messages = Graph.from_coo(pair.to(dst.dtype), dst, len(pairs), view.num_dst)
+    sources, kinds, pair = _pairs(src, etypes)
+    projected = _project(layer.linear_r, feat[sources], kinds)
+    messages = Graph.from_coo(pair.to(dst.dtype), dst, len(sources), view.num_dst)
     w = None if norm is None else autocast(norm.reshape(view.num_edges, 1))
     out = spmm(messages, projected, w, op="copy_u" if w is None else "mul")
     if layer.layer_norm:
@@ -55,16 +54,26 @@ def rel_graph_forward(layer, g, feat, etypes, norm: Tensor | None = None, *, pre
     return layer.dropout(out)
 
 
+def _pairs(src: Tensor, etypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs of source and type that there are, in order of types: sources, types, and the pair of each edge."""
+    if torch.compiler.is_compiling():  # their number would be a shape that depends on values: a pair for each edge
+        order = torch.argsort(etypes, stable=True)
+        return src[order].long(), etypes[order], torch.argsort(order)
+    nodes = int(src.max()) + 1 if src.numel() else 1
+    pairs, pair = torch.unique(etypes.long() * nodes + src.long(), return_inverse=True)
+    return pairs % nodes, pairs // nodes, pair
+
+
 def _project(typed, x: Tensor, kinds: Tensor) -> Tensor:
     """Each row of ``x`` times the weight of its kind; the kinds are sorted."""
     weight = typed.get_weight()
+    lengths = torch.zeros(typed.num_types, dtype=torch.int64, device=x.device)
+    lengths = lengths.index_add(0, kinds, torch.ones_like(kinds, dtype=torch.int64))
     if typed.regularizer != "bdd":
-        return segment_linear(x, weight, torch.bincount(kinds, minlength=typed.num_types).tolist())
-    blocks = autocast(weight).view(-1, typed.num_bases, typed.submat_in, typed.submat_out)
-    lengths = torch.bincount(kinds, minlength=typed.num_types).tolist()
-    parts = autocast(x).view(-1, typed.num_bases, typed.submat_in).split(lengths)
-    out = [torch.bmm(part.transpose(0, 1), block) for part, block in zip(parts, blocks, strict=True)]
-    return torch.cat(out, 1).transpose(0, 1).reshape(-1, typed.out_size)
+        return segment_linear(autocast(x), autocast(weight), lengths)
+    blocks = autocast(weight).view(-1, typed.num_bases, typed.submat_in, typed.submat_out).transpose(0, 1)
+    parts = autocast(x).view(-1, typed.num_bases, typed.submat_in).transpose(0, 1)
+    return torch.cat([segment_linear(part, block, lengths) for part, block in zip(parts, blocks, strict=True)], 1)
 
 
 class TypedLinear(nn.Module):
