@@ -65,6 +65,7 @@ def _patches() -> list[_Patch]:
         (dgl.backend, "segment_mm", ours.segment_mm, "(A, B, seglen_A)"),
         (dgl.backend, "gather_mm", ours.gather_mm, "(A, B, idx_A=None, idx_B=None)"),
         (HeteroGraphIndex, "get_relation_graph", convert.relation, "(self, etype)"),
+        (HeteroGraphIndex, "number_of_etypes", convert.number_of_etypes, "(self)"),
         (
             conv.APPNPConv,
             "forward",
