@@ -186,6 +186,8 @@ def _check_ids(*arrays: Tensor, same_length: bool = True) -> None:
     for a in arrays:
         if a.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"graph ids must be int32 or int64, got {a.dtype}")
+        if a.dtype == torch.int32 and a.numel() > torch.iinfo(torch.int32).max:
+            raise ValueError(f"{a.numel()} edges are more than int32 ids can count: use int64")
         if a.dtype != first.dtype:
             raise TypeError(f"graph ids must share one type, got {first.dtype} and {a.dtype}")
         if a.dim() != 1 or (same_length and a.shape != first.shape):
