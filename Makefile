@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 
 KERNEL_SOURCES := $(shell find kernels -type f \( -path '*/src/*' -o -path '*/ampgnn_kernels/*.py' \) -o -path 'kernels/CMakeLists.txt' -o -path 'kernels/pyproject.toml')
 
-.PHONY: reproduce test report ui doctor lint format lock setup clean
+.PHONY: reproduce test test-dgl-2.1 report ui doctor lint format lock setup clean
 
 reproduce: setup  ## fetch the datasets, run the matrix, write results/report/index.html
 	snakemake --cores $(CORES) --configfile $(CONFIG)
@@ -17,6 +17,10 @@ reproduce: setup  ## fetch the datasets, run the matrix, write results/report/in
 test: export OMP_WAIT_POLICY ?= passive  # spinning threads and other jobs on the machine would starve each other
 test: setup  ## every test; AMPGNN_DATA_MIRROR names a folder or address with the Planetoid files
 	python -m pytest
+
+test-dgl-2.1: export OMP_WAIT_POLICY ?= passive
+test-dgl-2.1: $(VENV)/dgl-2.1.0/installed  ## the tests that face DGL, on DGL 2.1.0 beside everything else of .venv
+	$(VENV)/dgl-2.1.0/bin/python -m pytest tests/dgl tests/nn -k "not compile"
 
 report:  ## the report again, from the runs there are
 	ampgnn report
@@ -55,6 +59,14 @@ $(VENV)/kernels: $(KERNEL_SOURCES) $(VENV)/requirements
 
 $(VENV)/installed: pyproject.toml $(VENV)/kernels
 	pip install --quiet --no-deps --editable .
+	touch $@
+
+$(VENV)/dgl-2.1.0/installed: $(VENV)/installed
+	python -m venv --without-pip $(VENV)/dgl-2.1.0
+	site=$$($(VENV)/dgl-2.1.0/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	python -c 'import sysconfig; print("import site; site.addsitedir({!r})".format(sysconfig.get_path("purelib")))' \
+	  > $$site/beside.pth && \
+	pip install --quiet --no-deps --target $$site dgl==2.1.0
 	touch $@
 
 clean:  ## what the pipeline and the build made; .venv stays

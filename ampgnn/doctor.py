@@ -30,7 +30,7 @@ def main() -> None:
         for backend in choices("backend"):
             for kind in choices("precision"):
                 for mode in ("-",) if kind == "fp32" else choices("mode"):
-                    reason = precision.supports(device, kind, backend, mode)
+                    reason = precision.why_not(device, kind, backend, mode)
                     table.add_row(device, backend, kind, mode, "yes" if reason is None else f"no: {reason}")
     console.print(table)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,43 @@ def autocast(device: str, precision: str, mode: str | None) -> AbstractContextMa
     return torch.amp.autocast(device, dtype=DTYPES[precision])
 
 
-def supports(device: str, precision: str, backend: str = "native", mode: str | None = "amp") -> str | None:
+class Support(NamedTuple):
+    """An answer that is true or false, and says why."""
+
+    works: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.works
+
+
+def supports(device: torch.device | str, dtype: torch.dtype | str) -> Support:
+    """Whether the kernels run on a device in a type, and why not, or by which means.
+
+    Args:
+        device: "cpu" or "cuda". dtype: torch.float64, float32, float16 or bfloat16, or "fp32", "fp16" or "bf16".
+
+    Returns:
+        ``Support(works, reason)``, true where it works.
+    """
+    kind = torch.device(device).type
+    dtype = DTYPES.get(dtype, dtype)
+    if kind not in ("cpu", "cuda"):
+        return Support(False, f"there are kernels for the CPU and for CUDA, none for {kind}")
+    if dtype not in (torch.float64, *DTYPES.values()):
+        return Support(False, f"the kernels take float64, float32, float16 and bfloat16, not {dtype}")
+    name = next((name for name, each in DTYPES.items() if each == dtype), "fp64")
+    against = why_not(kind, name)
+    if against is not None:
+        return Support(False, against)
+    if kind == "cuda":
+        return Support(True, f"compute capability {'.'.join(map(str, torch.cuda.get_device_capability(device)))}")
+    from ampgnn_kernels import isa
+
+    return Support(True, f"{isa()} kernels, stored in {dtype}, summed in float{64 if name == 'fp64' else 32}")
+
+
+def why_not(device: str, precision: str, backend: str = "native", mode: str | None = "amp") -> str | None:
     """None if the combination can run here, else the reason why not.
 
     Args:

@@ -152,10 +152,7 @@ def segment_reduce(seglen, value, reducer="sum"):
 @_with_dgl_errors
 def segment_mm(A, B, seglen_A):
     """Rows of ``A`` (N, in), segment i times ``B[i]`` of (R, in, out), in a type of both; sums in float32."""
-    a, b = _cast(A, B)
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    rows = a.to(dtype).split([int(n) for n in seglen_A])
-    return torch.cat([kernels.linear(x, w.t()) for x, w in zip(rows, b.to(dtype), strict=True)])
+    return kernels.segment_linear(*_cast(A, B), torch.as_tensor(seglen_A))
 
 
 @_with_dgl_errors
@@ -163,7 +160,7 @@ def gather_mm(A, B, idx_A=None, idx_B=None):
     """Row i of ``A`` times ``B[idx_B[i]]``, by sorting the rows into segments: no weight is copied a row."""
     a = A if idx_A is None else A[idx_A]
     if idx_B is None:
-        return segment_mm(a, B, [1] * len(B))
+        return segment_mm(a, B, torch.ones(len(B), dtype=torch.int64))
     order = torch.argsort(idx_B, stable=True)
     counts = torch.bincount(idx_B, minlength=len(B))
-    return segment_mm(a[order], B, counts.tolist())[torch.argsort(order)]
+    return segment_mm(a[order], B, counts)[torch.argsort(order)]

@@ -38,13 +38,10 @@ class _Patch(NamedTuple):
 def _patches() -> list[_Patch]:
     import dgl.backend
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn.pytorch.conv.appnpconv import APPNPConv
-    from dgl.nn.pytorch.conv.gatconv import GATConv
-    from dgl.nn.pytorch.conv.graphconv import GraphConv
+    from dgl.nn.pytorch import conv
     from dgl.nn.pytorch.conv.twirlsconv import TWIRLSUnfoldingAndAttention
 
-    from ampgnn.nn.gat import gat_forward
-    from ampgnn.nn.gcn import gcn_forward
+    from ampgnn.nn import dotgat, gat, gatv2, gcn, gin, rgcn, sage
 
     from . import convert
     from . import message_passing as ours
@@ -68,9 +65,13 @@ def _patches() -> list[_Patch]:
         (dgl.backend, "segment_mm", ours.segment_mm, "(A, B, seglen_A)"),
         (dgl.backend, "gather_mm", ours.gather_mm, "(A, B, idx_A=None, idx_B=None)"),
         (HeteroGraphIndex, "get_relation_graph", convert.relation, "(self, etype)"),
-        (GATConv, "forward", gat_forward, "(self, graph, feat, edge_weight=None, get_attention=False)"),
-        (GraphConv, "forward", gcn_forward, "(self, graph, feat, weight=None, edge_weight=None)"),
-        (APPNPConv, "forward", _in_type_of_features(APPNPConv.forward), "(self, graph, feat, edge_weight=None)"),
+        (HeteroGraphIndex, "number_of_etypes", convert.number_of_etypes, "(self)"),
+        (
+            conv.APPNPConv,
+            "forward",
+            _in_type_of_features(conv.APPNPConv.forward),
+            "(self, graph, feat, edge_weight=None)",
+        ),
         (
             TWIRLSUnfoldingAndAttention,
             "forward",
@@ -78,9 +79,37 @@ def _patches() -> list[_Patch]:
             "(self, g, X)",
         ),
     ]
-    return [_Patch(owner, *rest) for where, *rest in public for owner in (where, dgl.ops)] + [
-        _Patch(*patch) for patch in inner
+    weighted, attentive = "(self, graph, feat, edge_weight=None)", "(self, graph, feat, get_attention=False)"
+    layers = [
+        (conv.GATConv, gat.gat_forward, "(self, graph, feat, edge_weight=None, get_attention=False)"),
+        (conv.GATv2Conv, gatv2.gatv2_forward, attentive),
+        (conv.DotGatConv, dotgat.dotgat_forward, attentive),
+        (conv.GraphConv, gcn.gcn_forward, "(self, graph, feat, weight=None, edge_weight=None)"),
+        (conv.EdgeWeightNorm, gcn.edge_weight_norm, "(self, graph, edge_weight)"),
+        (conv.SAGEConv, _unless_changed(sage.sage_forward, conv.SAGEConv, "_lstm_reducer"), weighted),
+        (conv.GINConv, gin.gin_forward, weighted),
+        (
+            conv.RelGraphConv,
+            _unless_changed(rgcn.rel_graph_forward, conv.RelGraphConv, "message"),
+            "(self, g, feat, etypes, norm=None, *, presorted=False)",
+        ),
     ]
+    return [
+        *(_Patch(owner, *rest) for where, *rest in public for owner in (where, dgl.ops)),
+        *(_Patch(*patch) for patch in inner),
+        *(_Patch(layer, "forward", *rest) for layer, *rest in layers),
+    ]
+
+
+def _unless_changed(forward: Callable, layer: type, method: str) -> Callable:
+    """``forward``, and the layer's own for a subclass that has put another ``method`` in the place of DGL's."""
+    original, its_own = layer.forward, getattr(layer, method)
+
+    def checked(self, *args, **kwargs):
+        changed = getattr(type(self), method) is not its_own
+        return (original if changed else forward)(self, *args, **kwargs)
+
+    return checked
 
 
 def _in_type_of_features(forward: Callable) -> Callable:

@@ -36,9 +36,11 @@ def check_in_degrees(graph, view: Graph) -> None:
     """Refuses nodes without in-edges.
 
     Raises:
-        ValueError or dgl.DGLError.
+        ValueError or dgl.DGLError; inside torch.compile RuntimeError.
     """
-    if view.has_zero_in_degree:
+    if torch.compiler.is_compiling():
+        torch._assert_async((view.in_degrees() > 0).all(), ZERO_IN_DEGREE)
+    elif view.has_zero_in_degree:
         raise error_of(graph)(ZERO_IN_DEGREE)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from ampgnn_kernels import linear, spmm
+from ampgnn_kernels import linear, sddmm, spmm
 from torch import Tensor, nn
 
 from .common import as_graph, autocast, check_in_degrees, error_of
@@ -101,3 +101,59 @@ class GraphConv(nn.Module):
         return gcn_forward(self, graph, feat, weight, edge_weight)
 
     forward.__doc__ = gcn_forward.__doc__
+
+
+def edge_weight_norm(layer, graph, edge_weight: Tensor) -> Tensor:
+    """The forward pass of an ``EdgeWeightNorm``, ours or DGL's: weights over the sums of weights at their ends.
+
+    The sums are float32: those of a hub's float16 weights do not overflow.
+
+    Args:
+        graph: Graph or DGLGraph. edge_weight: (E,), positive for norm "both".
+
+    Returns:
+        (E,) in the weights' type.
+    """
+    view = as_graph(graph)
+    if edge_weight.dim() > 1:
+        raise error_of(graph)(
+            f"the normalization is defined on scalar edge weights, got shape {tuple(edge_weight.shape)}"
+        )
+    if layer._norm == "both":
+        _check_positive(graph, edge_weight)
+    if layer._norm == "none":
+        return edge_weight
+    wide = edge_weight.to(torch.promote_types(edge_weight.dtype, torch.float32))
+    into = spmm(view, None, wide, op="copy_e") + layer._eps
+    if layer._norm == "both":
+        out_of = spmm(view.reverse(), None, wide, op="copy_e") + layer._eps
+        factor = sddmm(view, "mul", out_of.pow(-0.5), into.pow(-0.5))
+    else:
+        factor = sddmm(view, "copy_rhs", None, 1 / into)
+    return (wide * factor).to(edge_weight.dtype)
+
+
+def _check_positive(graph, edge_weight: Tensor) -> None:
+    message = "non-positive edge weight with norm both: it has no square root to divide by"
+    if torch.compiler.is_compiling():
+        torch._assert_async((edge_weight > 0).all(), message)
+    elif bool((edge_weight <= 0).any()):
+        raise error_of(graph)(message)
+
+
+class EdgeWeightNorm(nn.Module):
+    """Normalisation of edge weights for a ``GraphConv`` with norm "none"; as ``dgl.nn.EdgeWeightNorm``.
+
+    Args:
+        norm: "both" (square roots of the sums at both ends), "right" (sum at the destination) or "none".
+        eps: added to the sums.
+    """
+
+    def __init__(self, norm="both", eps=0.0):
+        super().__init__()
+        self._norm, self._eps = norm, eps
+
+    def forward(self, graph, edge_weight):
+        return edge_weight_norm(self, graph, edge_weight)
+
+    forward.__doc__ = edge_weight_norm.__doc__

@@ -76,7 +76,7 @@ def run_config(
 def _reason(config: RunConfig, record: dict) -> str | None:
     if record["status"] != "ready":
         return f"dataset unavailable: {record['reason']}"
-    return precision.supports(config.device, config.precision, config.backend, config.mode)
+    return precision.why_not(config.device, config.precision, config.backend, config.mode)
 
 
 def _not_run(tracker: Tracker, seed: int, reason: str) -> dict:

@@ -8,7 +8,7 @@ import torch  # noqa: F401  (first: the native module shares torch's OpenMP)
 from ._C import isa, set_isa, supported_isas
 from .functional import edge_softmax, gat_attention, sddmm, spmm
 from .graph import Compressed, Graph
-from .linear import head_dot, linear
+from .linear import head_dot, linear, segment_linear
 
 __all__ = [
     "Compressed",
@@ -19,6 +19,7 @@ __all__ = [
     "isa",
     "linear",
     "sddmm",
+    "segment_linear",
     "set_isa",
     "spmm",
     "supported_isas",

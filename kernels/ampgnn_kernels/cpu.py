@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,10 @@ TARGETS = {"u": 0, "v": 1, "e": 2}
 # Ranges of rows whose partial gradients of the attention's destinations are added up in order: a function of the
 # graph alone, so that the result does not depend on the number of threads.
 EDGES_PER_PART, MAX_PARTS = 1 << 14, 8
+
+# A forked child has the parent's OpenMP pool without its threads and would wait for them forever, in torch's own
+# operators too.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -8,6 +8,7 @@ from torch import Tensor
 from .cpu import DTYPES, REDUCES, SDDMM_OPS, SPMM_OPS, TARGETS, accumulator
 from .graph import Graph
 from .ops import _ops
+from .transforms import call
 
 
 def spmm(
@@ -49,7 +50,8 @@ def spmm(
     src_scale = _scale("src_scale", src_scale, graph.num_src, graph, wide)
     dst_scale = _scale("dst_scale", dst_scale, graph.num_dst, graph, wide)
     grad = _needs_grad(x, w)
-    return _ops.spmm(*_edges(graph, grad), x, w, op, reduce, src_scale, dst_scale, extreme and grad)[0]
+    arguments = (*_edges(graph, grad), x, w, op, reduce, src_scale, dst_scale, extreme and grad)
+    return call(_ops.spmm.default, *arguments, grad=grad)[0]
 
 
 def sddmm(
@@ -80,8 +82,10 @@ def sddmm(
     lhs = None if op == "copy_rhs" else _features("lhs", lhs, counts[lhs_target], graph)
     rhs = None if op == "copy_lhs" else _features("rhs", rhs, counts[rhs_target], graph)
     lhs, rhs = _aligned(lhs, rhs)
-    by_source = _needs_grad(lhs, rhs) or "v" not in (lhs_target, rhs_target)
-    return _ops.sddmm(*_edges(graph, by_source), lhs, rhs, op, lhs_target, rhs_target, None, None)
+    grad = _needs_grad(lhs, rhs)
+    by_source = grad or "v" not in (lhs_target, rhs_target)
+    arguments = (*_edges(graph, by_source), lhs, rhs, op, lhs_target, rhs_target, None, None)
+    return call(_ops.sddmm.default, *arguments, grad=grad)
 
 
 def edge_softmax(graph: Graph, logits: Tensor, norm_by: str = "dst") -> Tensor:
@@ -98,7 +102,8 @@ def edge_softmax(graph: Graph, logits: Tensor, norm_by: str = "dst") -> Tensor:
     """
     _one_of("norm_by", norm_by, ("dst", "src"))
     logits = _features("logits", logits, graph.num_edges, graph)
-    return _ops.edge_softmax(*(graph.csc if norm_by == "dst" else graph.csr), logits)
+    edges = graph.csc if norm_by == "dst" else graph.csr
+    return call(_ops.edge_softmax.default, *edges, logits, grad=_needs_grad(logits))
 
 
 def gat_attention(graph: Graph, h: Tensor, el: Tensor, er: Tensor, negative_slope: float = 0.2) -> Tensor:
@@ -125,8 +130,9 @@ def gat_attention(graph: Graph, h: Tensor, el: Tensor, er: Tensor, negative_slop
         if t.shape[1:] != h.shape[1:2]:
             raise ValueError(f"{name} must have shape (nodes, {h.shape[1]}), got {tuple(t.shape)}")
     wide = accumulator(h.dtype)
-    reverse = graph.csr[:2] if _needs_grad(h, el, er) else (None, None)
-    return _ops.gat_attention(*graph.csc[:2], *reverse, h, el.to(wide), er.to(wide), negative_slope)[0]
+    grad = _needs_grad(h, el, er)
+    arguments = (*graph.csc[:2], *(graph.csr[:2] if grad else (None, None)), h, el.to(wide), er.to(wide))
+    return call(_ops.gat_attention.default, *arguments, negative_slope, grad=grad)[0]
 
 
 def _edges(graph: Graph, both: bool) -> tuple:

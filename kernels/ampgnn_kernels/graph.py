@@ -114,8 +114,11 @@ class Graph:
     @property
     def csr(self) -> Compressed:
         if self._csr is None:
-            self._csr = _transpose(self._csc, self.num_src, self.num_dst)
+            self._csr = self._grouped_by_source()
         return self._csr
+
+    def _grouped_by_source(self) -> Compressed:
+        return _transpose(self._csc, self.num_src, self.num_dst)
 
     @property
     def _any(self) -> Compressed:
@@ -199,6 +202,8 @@ def _check_ids(*arrays: Tensor, same_length: bool = True) -> None:
     for a in arrays:
         if a.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"graph ids must be int32 or int64, got {a.dtype}")
+        if a.dtype == torch.int32 and a.numel() > torch.iinfo(torch.int32).max:
+            raise ValueError(f"{a.numel()} edges are more than int32 ids can count: use int64")
         if a.dtype != first.dtype:
             raise TypeError(f"graph ids must share one type, got {first.dtype} and {a.dtype}")
         if a.dim() != 1 or (same_length and a.shape != first.shape):
@@ -226,6 +231,8 @@ def _check_compressed(indptr: Tensor, indices: Tensor, eids: Tensor | None, num_
 
 def _group(row: Tensor, col: Tensor, rows: int, cols: int, names=("row", "col")) -> Compressed:
     row, col = row.contiguous(), col.contiguous()
+    if torch.compiler.is_compiling():
+        return Compressed(*torch.ops.ampgnn.group(row, col, rows, cols))
     if row.device.type != "cpu":
         return _group_anywhere(row, col, rows)
     edges, wide = row.numel(), row.dtype == torch.int64
@@ -247,6 +254,25 @@ def _group(row: Tensor, col: Tensor, rows: int, cols: int, names=("row", "col"))
         wide,
     )
     return Compressed(indptr, indices, None if in_order else eids)
+
+
+# An operator, for torch.compile.
+_lib = torch.library.Library("ampgnn", "FRAGMENT")
+_lib.define("group(Tensor row, Tensor col, SymInt rows, SymInt cols) -> (Tensor, Tensor, Tensor)")
+
+
+def _group_entries(row: Tensor, col: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    indptr, indices, eids = _group(row, col, rows, cols)
+    eids = torch.arange(row.numel(), dtype=row.dtype, device=row.device) if eids is None else eids
+    return indptr, indices, eids
+
+
+_lib.impl("group", _group_entries, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("ampgnn::group", lib=_lib)
+def _(row, col, rows, cols):
+    return row.new_empty(rows + 1), torch.empty_like(col), torch.empty_like(col)
 
 
 def _group_anywhere(row: Tensor, col: Tensor, rows: int) -> Compressed:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .transforms import call
+
 BLOCK = 1 << 20  # elements widened at once: they stay in the cache until they are used
 
 
@@ -32,9 +34,89 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if dtype == torch.float16 and device == "cpu" and x.dtype != torch.float64:
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if x.dtype == weight.dtype == torch.float16 and device == "cpu":
-        out = _HalfLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
+        out = call(_HalfLinear.apply, x.reshape(-1, x.shape[-1]), weight, bias, grad=True)
         return out.reshape(*x.shape[:-1], weight.shape[0])
     return F.linear(x, weight, bias)
+
+
+def segment_linear(x: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
+    """Rows of ``x``, segment i of ``lengths[i]`` rows times ``weight[i]``, in a type of both, with sums in float32.
+
+    Args:
+        x: (N, in). weight: (R, in, out). lengths: (R,) integers that add up to N.
+
+    Returns:
+        (N, out).
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+    """
+    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[1] or lengths.shape != weight.shape[:1]:
+        shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, lengths {tuple(lengths.shape)}"
+        raise ValueError(f"segment_linear needs x (N, in), weight (R, in, out) and lengths (R,), got {shapes}")
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    return call(_ops.segment_linear, x.to(dtype), weight.to(dtype), lengths, grad=True)
+
+
+# Operators, so that a graph of torch.compile holds a segment's length as a value and not as a shape.
+_lib = torch.library.Library("ampgnn", "FRAGMENT")
+_lib.define("segment_linear(Tensor x, Tensor weight, Tensor lengths) -> Tensor")
+_lib.define("segment_outer(Tensor x, Tensor y, Tensor lengths) -> Tensor")
+_ops = torch.ops.ampgnn
+
+
+def _segment_linear(x: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
+    out, start = x.new_empty((x.shape[0], weight.shape[2])), 0
+    for w, length in zip(weight, lengths.tolist(), strict=True):
+        if length:
+            out[start : start + length] = linear(x[start : start + length], w.t())
+        start += length
+    if start != x.shape[0]:
+        raise ValueError(f"the segments have {start} rows together, x has {x.shape[0]}")
+    return out
+
+
+def _segment_outer(x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
+    """out[i] = the sum over the rows of segment i of the outer product of x and y."""
+    out, start = x.new_zeros((lengths.shape[0], x.shape[1], y.shape[1])), 0
+    wide = torch.promote_types(x.dtype, torch.float32)
+    for to, length in zip(out, lengths.tolist(), strict=True):
+        if length:
+            to.copy_(x[start : start + length].to(wide).t() @ y[start : start + length].to(wide))
+        start += length
+    return out
+
+
+for _name, _function in (("segment_linear", _segment_linear), ("segment_outer", _segment_outer)):
+    _lib.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("ampgnn::segment_linear", lib=_lib)
+def _(x, weight, lengths):
+    return x.new_empty((x.shape[0], weight.shape[2]))
+
+
+@torch.library.register_fake("ampgnn::segment_outer", lib=_lib)
+def _(x, y, lengths):
+    return x.new_empty((lengths.shape[0], x.shape[1], y.shape[1]))
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _segment_linear_backward(ctx, grad):
+    x, weight, lengths = ctx.saved_tensors
+    return _ops.segment_linear(grad, weight.transpose(1, 2), lengths), _ops.segment_outer(x, grad, lengths), None
+
+
+def _segment_outer_backward(ctx, grad):
+    x, y, lengths = ctx.saved_tensors
+    return _ops.segment_linear(y, grad.transpose(1, 2), lengths), _ops.segment_linear(x, grad, lengths), None
+
+
+torch.library.register_autograd("ampgnn::segment_linear", _segment_linear_backward, setup_context=_save, lib=_lib)
+torch.library.register_autograd("ampgnn::segment_outer", _segment_outer_backward, setup_context=_save, lib=_lib)
 
 
 class _HalfLinear(torch.autograd.Function):
@@ -79,7 +161,7 @@ def head_dot(h: Tensor, a: Tensor) -> Tensor:
     Returns:
         (N, H) float32, or float64.
     """
-    return _HeadDot.apply(h, a)
+    return call(_HeadDot.apply, h, a, grad=True)
 
 
 class _HeadDot(torch.autograd.Function):

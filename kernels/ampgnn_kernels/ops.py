@@ -8,12 +8,15 @@ The public functions in ``functional.py`` fill these in from a ``Graph``.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from . import cpu
 from .broadcast import unbroadcast
 from .cpu import accumulator
+from .transforms import call
 
 _GRAPH = "Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids, int cols"
 _lib = torch.library.Library("ampgnn", "DEF")
@@ -138,6 +141,21 @@ def _(indptr, indices, eids, grad, arg, target, rows):
 # ---- gradients
 
 
+class _Run:
+    """The operators as a gradient calls them: its own gradient is recorded only where torch records one."""
+
+    def __init__(self, names: list[str]):
+        for name in names:
+            setattr(self, name, partial(self._call, getattr(_ops, name).default))
+
+    @staticmethod
+    def _call(operator, *args):
+        return call(operator, *args, grad=torch.is_grad_enabled())
+
+
+_run = _Run(["spmm", "sddmm", "edge_softmax", "edge_softmax_backward", "gat_attention_backward", "arg_scatter"])
+
+
 class _Edges:
     """A graph as an operator takes it, and the same seen from the other end."""
 
@@ -165,7 +183,7 @@ def _wide(*tensors: Tensor | None) -> list[Tensor | None]:
 def _spmm_sum(edges: _Edges, target, x, w, op, src_scale=None, dst_scale=None) -> Tensor:
     """spmm towards ``target``; scales are named for the graph's own sources and destinations."""
     near, far = (dst_scale, src_scale) if target == "v" else (src_scale, dst_scale)
-    return _ops.spmm(*edges.towards(target), x, w, op, "sum", far, near, False)[0]
+    return _run.spmm(*edges.towards(target), x, w, op, "sum", far, near, False)[0]
 
 
 def _save_spmm(ctx, inputs, output):
@@ -203,7 +221,7 @@ def _sum_backward_x(edges, op, x, w, grad, scales):
 
 def _sum_backward_w(edges, op, x, w, grad, scales):
     def sddmm(lhs, rhs, op, lhs_target="u", rhs_target="v"):
-        return _ops.sddmm(*edges.all, lhs, rhs, op, lhs_target, rhs_target, *scales)
+        return _run.sddmm(*edges.all, lhs, rhs, op, lhs_target, rhs_target, *scales)
 
     features = grad.shape[1:]
     if op == "mul" and x.shape[1:] == features:
@@ -236,7 +254,7 @@ def _dot_split(w, features) -> int | None:
 
 def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     def scatter(grad, target, rows):
-        return _ops.arg_scatter(*edges.here, grad, arg, target, rows)
+        return _run.arg_scatter(*edges.here, grad, arg, target, rows)
 
     num_edges = edges.here[1].shape[0]
     if op == "copy_u":
@@ -307,7 +325,7 @@ def _edge_slope(edges, op, own, other, targets, grad, scales, side):
     target, far = targets[side], targets[1 - side]
 
     def sddmm(lhs, rhs, op, lhs_target, rhs_target, scales=(None, None)):
-        return _ops.sddmm(*edges.all, lhs, rhs, op, lhs_target, rhs_target, *scales)
+        return _run.sddmm(*edges.all, lhs, rhs, op, lhs_target, rhs_target, *scales)
 
     if op in ("add", "sub", "copy_lhs", "copy_rhs"):
         scaled = grad if scales == (None, None) else sddmm(grad, None, "copy_lhs", "e", "e", scales)
@@ -325,7 +343,7 @@ def _save_edge_softmax(ctx, inputs, output):
 
 
 def _edge_softmax_backward(ctx, grad):
-    return None, None, None, _ops.edge_softmax_backward(*ctx.saved_tensors, grad)
+    return None, None, None, _run.edge_softmax_backward(*ctx.saved_tensors, grad)
 
 
 def _edge_softmax_double_backward(ctx, grad):
@@ -335,11 +353,11 @@ def _edge_softmax_double_backward(ctx, grad):
     graph = (indptr, indices, eids, None, None, None, 0)
 
     def row_sum(x):  # on every edge of the row
-        total = _ops.spmm(*graph, None, x, "copy_e", "sum", None, None, False)[0]
-        return _ops.sddmm(*graph, None, total, "copy_rhs", "u", "v", None, None)
+        total = _run.spmm(*graph, None, x, "copy_e", "sum", None, None, False)[0]
+        return _run.sddmm(*graph, None, total, "copy_rhs", "u", "v", None, None)
 
     wide, g, z = _wide(logits, g, grad)
-    a = _ops.edge_softmax(indptr, indices, eids, wide)
+    a = _run.edge_softmax(indptr, indices, eids, wide)
     s, r = row_sum(a * g), row_sum(a * z)
     t = z * (g - s) - g * r
     return None, None, None, (a * (t - row_sum(a * t))).to(logits.dtype), (a * (z - r)).to(logits.dtype)
@@ -355,7 +373,7 @@ def _save_gat_attention(ctx, inputs, output):
 def _gat_attention_backward(ctx, grad, *_):
     if ctx.saved_tensors[0] is None:
         raise RuntimeError("the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices")
-    gradients = _ops.gat_attention_backward(*ctx.saved_tensors, grad, ctx.negative_slope)
+    gradients = _run.gat_attention_backward(*ctx.saved_tensors, grad, ctx.negative_slope)
     return None, None, None, None, *gradients, None
 
 

@@ -208,20 +208,3 @@ def test_scales_are_applied_in_float32():
     out = ak.spmm(graph, x, op="copy_u", src_scale=s, dst_scale=d)
     want = ref.spmm(graph, exact(x) * s.double()[:, None], op="copy_u") * d.double()[:, None]
     assert_within(out, want, 42, want.abs().max())
-
-
-def test_operators_satisfy_torch():
-    graph = random_graph(6, 5, 17, torch.int64)
-    both = (*graph.csc, *graph.csr, graph.num_src)
-    x, w = features(6, 2, 3, dtype=torch.float32), features(17, 2, 1, dtype=torch.float32)
-    y = features(5, 2, 3, dtype=torch.float32)
-    el, er = features(6, 2, dtype=torch.float32), features(5, 2, dtype=torch.float32)
-    ops = torch.ops.ampgnn
-    grad = [t.requires_grad_() for t in (x, w, y, el, er)]
-    assert all(t.requires_grad for t in grad)
-    check = torch.library.opcheck
-    check(ops.spmm.default, (*both, x, w, "mul", "sum", None, None, False))
-    check(ops.spmm.default, (*both, x, None, "copy_u", "max", None, None, True))
-    check(ops.sddmm.default, (*both, x, y, "dot", "u", "v", None, None))
-    check(ops.edge_softmax.default, (*graph.csc, w))
-    check(ops.gat_attention.default, (*graph.csc[:2], *graph.csr[:2], x, el, er, 0.2))

@@ -1,14 +1,17 @@
-"""Every layer of ``dgl.nn`` in every precision on the CPU, forward and backward, against stock DGL in float64."""
+"""Every layer of ``dgl.nn`` in every precision on the CPU, forward and backward, against stock DGL in float64.
+
+``python tests/dgl/test_every_layer.py`` writes the table of errors to docs/layers.md.
+"""
 
 import copy
+from pathlib import Path
 
+import ampgnn  # isort: skip  (before dgl: DGL 2.1 would not import beside a torch newer than its own)
 import dgl
 import dgl.nn as dglnn
 import pytest
 import torch
 from torch import nn
-
-import ampgnn
 
 N, E, IN, OUT = 24, 120, 6, 4
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -16,11 +19,14 @@ UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-
 FLOAT32_WEIGHTS = ("APPNPConv", "TWIRLSConv", "TWIRLSUnfoldingAndAttention")
 
 
+def make_graph():
+    torch.manual_seed(0)
+    return dgl.add_self_loop(dgl.graph((torch.randint(N, (E,)), torch.randint(N, (E,))), num_nodes=N))
+
+
 @pytest.fixture(scope="module")
 def graph():
-    torch.manual_seed(0)
-    g = dgl.add_self_loop(dgl.graph((torch.randint(N, (E,)), torch.randint(N, (E,))), num_nodes=N))
-    return g
+    return make_graph()
 
 
 def x(width=IN, rows=N):
@@ -134,22 +140,87 @@ def reference(name, layer, g, inputs):
         return run(layer, g, inputs, torch.float64)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_layer(graph, name):
+# heading of the table, type, under autocast
+KINDS = [
+    ("float32", torch.float32, False),
+    ("float16", torch.float16, False),
+    ("bfloat16", torch.bfloat16, False),
+    ("autocast to float16", torch.float16, True),
+    ("autocast to bfloat16", torch.bfloat16, True),
+]
+DOCS = Path(__file__).parents[2] / "docs" / "layers.md"
+
+
+def errors(name, graph):
+    """{kind: (error of the outputs, of the gradients)}, the largest over the largest value, in roundings of the type."""
     torch.manual_seed(0)
     if name == "EGNNConv":  # it divides by the distance of an edge's ends plus 1e-30, which is 0 in fp16
         graph = dgl.remove_self_loop(graph)
     layer, inputs = LAYERS[name](graph)
     layer.eval()
     outs, grads = reference(name, layer, graph, inputs)
-    for dtype, unit in UNIT.items():
-        for amp in (False, True) if dtype != torch.float32 else (False,):
-            kind = torch.float32 if amp else dtype
-            with ampgnn.enabled(), torch.amp.autocast("cpu", dtype=dtype if amp else torch.bfloat16, enabled=amp):
-                ours, our_grads = run(copy.deepcopy(layer).to(kind), graph, inputs, kind)
-            for out, want in zip(ours, outs, strict=True):
-                assert out.dtype in ((dtype, torch.float32) if amp else (dtype,))
-                assert (out.double() - want).abs().max() <= 8 * unit * want.abs().max()
-            largest = max((grad.abs().max() for grad in grads), default=0)
-            for grad, want in zip(our_grads, grads, strict=True):
-                assert grad.dtype == kind and (grad.double() - want).abs().max() <= 32 * unit * largest
+    largest = max((grad.abs().max() for grad in grads), default=0)
+    found = {}
+    for kind, dtype, amp in KINDS:
+        own = torch.float32 if amp else dtype
+        with ampgnn.enabled(), torch.amp.autocast("cpu", dtype=dtype if amp else torch.bfloat16, enabled=amp):
+            ours, our_grads = run(copy.deepcopy(layer).to(own), graph, inputs, own)
+        assert all(out.dtype in ((dtype, torch.float32) if amp else (dtype,)) for out in ours)
+        assert all(grad.dtype == own for grad in our_grads)
+        out = max(
+            ((out.double() - want).abs().max() / want.abs().max()).item() for out, want in zip(ours, outs, strict=True)
+        )
+        grad = max(
+            ((grad.double() - want).abs().max() / largest).item() for grad, want in zip(our_grads, grads, strict=True)
+        ) if grads else None  # fmt: skip
+        found[kind] = out / UNIT[dtype], grad if grad is None else grad / UNIT[dtype]
+    return found
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer(graph, name):
+    documented = read_table().get(name)
+    for kind, (out, grad) in errors(name, graph).items():
+        assert out <= 8 and (grad is None or grad <= 32)
+        if documented is not None:  # else a layer of the other DGL alone
+            # on another machine a rounding may turn another way, and with it the winner of a maximum
+            assert out <= 2 * documented[kind][0] + 2 and (grad is None or grad <= 2 * documented[kind][1] + 14)
+
+
+def test_the_docs_list_every_layer():
+    assert {name for name in LAYERS if name != "GatedGCNConv"} <= set(read_table())
+
+
+# ---- the table
+
+
+def table():
+    rows = [
+        "# Every layer of dgl.nn, in every precision, on the CPU",
+        "",
+        "Written by `python tests/dgl/test_every_layer.py`; a test holds each layer to it. Errors of the outputs and of "
+        "the parameters' gradients under `ampgnn.enable()`, against float64 from the same parameters and inputs "
+        "(before rounding): the largest error over the largest value, in units of the type's rounding (2^-24, 2^-11 "
+        "for float16, 2^-8 for bfloat16). A few units are what rounding inputs and parameters alone costs.",
+        "",
+        "| layer | " + " | ".join(kind for kind, *_ in KINDS) + " |",
+        "| --- |" + " --- |" * len(KINDS),
+    ]
+    graph = make_graph()
+    for name in LAYERS:
+        cells = (f"{out:.1f}" + ("" if grad is None else f", {grad:.1f}") for out, grad in errors(name, graph).values())
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def read_table():
+    """{layer: {kind: [error of the outputs, of the gradients]}}"""
+    rows = [line.strip("| \n").split(" | ") for line in DOCS.read_text().splitlines() if line.startswith("| ")]
+    kinds, found = rows[0][1:], {}
+    for name, *cells in rows[2:]:
+        found[name] = {kind: [float(x) for x in cell.split(", ")] for kind, cell in zip(kinds, cells, strict=True)}
+    return found
+
+
+if __name__ == "__main__":
+    DOCS.write_text(table())

@@ -169,8 +169,8 @@ def test_the_reasons_are_true_of_stock_dgl():
             works = True
         except (dgl.DGLError, RuntimeError):
             works = False
-        assert works == (precision.supports("cpu", kind, "dgl", mode) is None), (kind, mode)
-        assert precision.supports("cpu", kind, "native", mode) is None
+        assert works == (precision.why_not("cpu", kind, "dgl", mode) is None), (kind, mode)
+        assert precision.why_not("cpu", kind, "native", mode) is None
 
 
 def test_a_loss_that_is_not_finite_fails_one_seed(tmp_path, store, digits_record, monkeypatch):
