@@ -39,7 +39,8 @@ class RunConfig(BaseModel):
     """What one training job does: a model on a dataset in one precision, once for each seed.
 
     ``mode`` says how half precision is used: "amp" keeps float32 weights under autocast, "pure" converts model and
-    features. float32 has no mode.
+    features. float32 has no mode. A checkpoint is written every ``checkpoint_epochs`` epochs and once
+    ``checkpoint_minutes`` have passed since the last.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,6 +58,8 @@ class RunConfig(BaseModel):
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)]
     dropout: Annotated[float, Field(ge=0, lt=1)]
+    checkpoint_epochs: Annotated[int, Field(ge=1)] | None = None
+    checkpoint_minutes: Annotated[float, Field(ge=0)] = 5.0
 
     @model_validator(mode="before")
     @classmethod
@@ -86,7 +89,8 @@ class RunConfig(BaseModel):
     @property
     def hash(self) -> str:
         """Digest of everything that the results depend on but the seeds."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"seeds"}), sort_keys=True)
+        beside = {"seeds", "checkpoint_epochs", "checkpoint_minutes"}
+        text = json.dumps(self.model_dump(mode="json", exclude=beside), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

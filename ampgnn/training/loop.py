@@ -16,6 +16,7 @@ from ampgnn.config import RunConfig
 from ampgnn.datasets import NodeDataset
 from ampgnn.models import MODELS
 
+from .checkpoint import State
 from .meters import PeakMemory
 from .optimizer import Optimizer
 
@@ -48,8 +49,15 @@ def make_model(config: RunConfig, in_feats: int, num_classes: int) -> nn.Module:
     return model.to(precision.DTYPES[config.precision]) if config.mode == "pure" else model
 
 
-def train(config: RunConfig, data: SimpleNamespace, seed: int) -> Iterator[tuple[dict, nn.Module]]:
-    """Trains and yields, after each epoch, its metrics and the model.
+def start(config: RunConfig, data: SimpleNamespace, seed: int) -> State:
+    """A seed's state before its first epoch; seeds torch's random generators."""
+    torch.manual_seed(seed)
+    model = make_model(config, data.features.shape[1], data.num_classes)
+    return State(model, Optimizer(model, config.precision, config.device, config.lr, config.weight_decay))
+
+
+def train(config: RunConfig, data: SimpleNamespace, state: State) -> Iterator[dict]:
+    """Trains the epochs that ``state`` lacks and yields each one's metrics; ``state`` is then that epoch's.
 
     The metrics: ``train/loss``, ``train/acc``, ``val/acc``, ``test/acc`` (of the epoch's weights, dropout off),
     ``epoch_seconds`` (the training step alone), ``loss_scale``, ``skipped_steps`` (so far), ``peak_rss_bytes``.
@@ -57,28 +65,24 @@ def train(config: RunConfig, data: SimpleNamespace, seed: int) -> Iterator[tuple
     Raises:
         NonFiniteLoss: the loss is NaN or infinite.
     """
-    torch.manual_seed(seed)
-    model = make_model(config, data.features.shape[1], data.num_classes)
-    optimizer = Optimizer(model, config.precision, config.device, config.lr, config.weight_decay)
+    model, optimizer = state.model, state.optimizer
     memory = PeakMemory(config.device)
     wait = torch.cuda.synchronize if config.device == "cuda" else (lambda: None)
-    for epoch in range(config.epochs):
+    for epoch in range(state.epoch, config.epochs):
         seconds, loss = _timed(lambda: _step(config, data, model, optimizer), wait)
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"the loss is {loss} in epoch {epoch}")
         accuracy = evaluate(config, data, model)
-        yield (
-            {
-                "step": epoch,
-                "train/loss": loss,
-                **{f"{split}/acc": value for split, value in accuracy.items()},
-                "epoch_seconds": seconds,
-                "loss_scale": optimizer.loss_scale,
-                "skipped_steps": optimizer.skipped_steps,
-                "peak_rss_bytes": memory.read(),
-            },
-            model,
-        )
+        state.epoch = epoch + 1
+        yield {
+            "step": epoch,
+            "train/loss": loss,
+            **{f"{split}/acc": value for split, value in accuracy.items()},
+            "epoch_seconds": seconds,
+            "loss_scale": optimizer.loss_scale,
+            "skipped_steps": optimizer.skipped_steps,
+            "peak_rss_bytes": memory.read(),
+        }
 
 
 def _timed(function: Callable[[], float], wait: Callable[[], None]) -> tuple[float, float]:

@@ -42,6 +42,32 @@ class Optimizer:
                     weight.copy_(master)
                 weight.grad = master.grad = None
 
+    def state(self) -> tuple[dict[str, Tensor], dict]:
+        """Adam's moments and the master weights by name; the loss scale and its counters, as JSON takes them."""
+        adam = self.adam.state_dict()["state"]
+        tensors = {f"adam.{i}.{k}": v for i, kept in adam.items() for k, v in kept.items()}
+        pairs = enumerate(zip(self.weights, self.masters, strict=True))
+        tensors |= {f"master.{i}": master.detach() for i, (weight, master) in pairs if master is not weight}
+        return tensors, {"scaler": self.scaler.state_dict(), "skipped_steps": self.skipped_steps}
+
+    def restore(self, tensors: dict[str, Tensor], scalars: dict) -> None:
+        """Takes what ``state`` gave; the model's weights are restored before.
+
+        Raises:
+            KeyError, RuntimeError: it belongs to another model.
+        """
+        adam: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            kind, i, *key = name.split(".")
+            if kind == "adam":
+                adam.setdefault(int(i), {})[key[0]] = value
+            else:
+                with torch.no_grad():
+                    self.masters[int(i)].copy_(value)
+        self.adam.load_state_dict({"state": adam, "param_groups": self.adam.state_dict()["param_groups"]})
+        self.scaler.load_state_dict(scalars["scaler"])
+        self.skipped_steps = scalars["skipped_steps"]
+
     @property
     def loss_scale(self) -> float:
         return self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
