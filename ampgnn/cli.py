@@ -53,6 +53,23 @@ def train(
 
 
 @_typer.command()
+def plan(
+    config: Annotated[Path, Option(help="the configuration (YAML)")],
+    data: Annotated[Path, Option(help="the dataset's record, from `ampgnn data`")],
+) -> None:
+    """Predict the peak memory of a configuration, and of its twins in every precision, without running it."""
+    from . import config as configs
+    from .datasets import read_record
+    from .plan import Shape, table, variants
+
+    rows = variants(configs.load(config), Shape.of_record(read_record(data)))
+    lines = table(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *cells in lines:
+        print(first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True)), sep="  ")
+
+
+@_typer.command()
 def report(
     results: Annotated[list[Path] | None, Argument(help="result.json files; default: all below results/runs")] = None,
     out: Annotated[Path, Option(help="folder for index.html and report.md")] = Path("results/report"),

@@ -188,13 +188,14 @@ def _cut(file, epochs: int) -> list[dict]:
 def _final(rows: list[dict], seconds: float) -> dict:
     """The last epoch's metrics, the test accuracy where validation was best, and the median time of an epoch.
 
-    The first epoch, which also makes what later ones reuse, is left out of the median where there are others.
+    The first epochs, which make what later ones reuse and count tensors, are left out of the median where there are
+    others.
     """
     if not rows:
         return {"total_seconds": seconds}
     best = max(rows, key=lambda r: r["val/acc"])
     last = {k: v for k, v in rows[-1].items() if k != "step"}
-    times = [r["epoch_seconds"] for r in rows[1:] or rows]
+    times = [r["epoch_seconds"] for r in rows[loop.WATCHED :] or rows]
     extra = {
         "best_val_test/acc": best["test/acc"],
         "epoch_seconds": statistics.median(times),

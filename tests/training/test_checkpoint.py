@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ampgnn import config, datasets
 from ampgnn.training import checkpoint, loop, run_config
 
-CLOCK = ("epoch_seconds", "peak_rss_bytes", "total_seconds")
+CLOCK = ("epoch_seconds", "peak_rss_bytes", "peak_tensor_bytes", "total_seconds")
 SETTING = {
     "dataset": "digits",
     "model": "gat",
