@@ -21,7 +21,7 @@ _typer = typer.Typer(
 
 @_typer.command()
 def data(
-    name: Annotated[str, Argument(help="citeseer, digits or reddit")],
+    name: Annotated[str, Argument(help="digits, cora, citeseer, pubmed, reddit, ogbn-arxiv or ogbn-products")],
     out: Annotated[Path, Option(help="the record to write (JSON)")],
     scale: Annotated[float | None, Option(help="reddit: a synthetic stand-in of that share of its size")] = None,
     cache: Annotated[Path | None, Option(help="folder for downloads and prepared files")] = None,

@@ -88,7 +88,12 @@ def plan(config: RunConfig, shape: Shape, id_bytes: int = 4) -> Plan:
 
     Args:
         id_bytes: of a node id in a DGLGraph; ours are 4.
+
+    Raises:
+        UserError: a configuration of mini-batches, whose sizes depend on what is sampled.
     """
+    if config.batch_size is not None:
+        raise UserError("the memory of mini-batches depends on what is sampled: it cannot be planned")
     if shape.nodes > 2 * TRACED:
         one, two = (_trace(config, shape.with_nodes(n)) for n in (TRACED, 2 * TRACED))
         rest = round(two + (two - one) * (shape.nodes - 2 * TRACED) / TRACED)

@@ -92,6 +92,28 @@ def test_the_chapters_table():
     assert len(lines) == 13 and all(len(line) == len(lines[0]) for line in lines)
 
 
+def test_recomputed_activations_take_less_memory_and_give_the_same_bits(cache):
+    digits = datasets.load("digits", cache)
+    values = {
+        "dataset": "digits",
+        "model": "gat",
+        "precision": "bf16",
+        "hidden": 64,
+        "heads": [4, 4, 4],
+        "dropout": 0.2,
+    }
+    rows = []
+    for recompute in (False, True):
+        setting = config.parse({**values, "epochs": 4, "recompute": recompute})
+        data = loop.prepare(setting, digits)
+        rows.append(list(loop.train(setting, data, loop.start(setting, data, 0))))
+    kept, again = rows
+    assert [r["train/loss"] for r in kept] == [r["train/loss"] for r in again]
+    assert again[-1]["peak_tensor_bytes"] < 0.9 * kept[-1]["peak_tensor_bytes"]
+    kept, again = (plan(config.parse({**values, "recompute": r}), REDDIT).rest for r in (False, True))
+    assert again < 0.7 * kept
+
+
 def test_tensors_are_counted_until_they_are_freed():
     held = torch.empty(1000)
     with TensorBytes([held]) as count:

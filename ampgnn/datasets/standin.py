@@ -26,7 +26,7 @@ SIGNAL = 0.5  # distance of a class's mean from 0, in standard deviations of a f
 FULLEST = (
     0.75  # largest mean degree as a share of a class's mean size: below scale 0.12 fewer edges than Reddit's share
 )
-DRAWN_TWICE = 1.45  # a hub's draws over its neighbours at full size: some are drawn again and count once
+DRAWN_TWICE = 1.66  # a hub's draws over its neighbours at full size: some are drawn again and count once
 STUBS = 16  # resolution of a node's propensity
 BLOCK = 1 << 20  # draws of one stream
 ROWS = 4096  # of features, drawn from one stream

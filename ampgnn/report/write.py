@@ -66,7 +66,7 @@ def _planned(results: list[dict]) -> dict[tuple[str, str], int]:
     found = {}
     for result in results:
         config = parse(result["config"])
-        if result["dataset"]["status"] == "ready":
+        if result["dataset"]["status"] == "ready" and config.batch_size is None:
             found[config.dataset, config.id] = planning.plan(config, planning.Shape.of_record(result["dataset"])).total
     return found
 

@@ -22,6 +22,7 @@ class State:
 
     model: nn.Module
     optimizer: Optimizer
+    seed: int
     epoch: int = 0  # finished epochs
 
 

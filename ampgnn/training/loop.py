@@ -11,17 +11,20 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ampgnn import precision
 from ampgnn.config import RunConfig
 from ampgnn.datasets import NodeDataset
 from ampgnn.models import MODELS
 
+from . import processes
 from .checkpoint import State
 from .meters import PeakMemory, dgl_graph_bytes, tensors_of
 from .optimizer import Optimizer
 
 WATCHED = 2  # epochs in which tensors are counted
+EPOCHS_APART = 1_000_003  # of the random numbers of one seed and the next
 
 
 class NonFiniteLoss(Exception):
@@ -36,9 +39,15 @@ def prepare(config: RunConfig, dataset: NodeDataset) -> SimpleNamespace:
     labels = dataset.labels.to(device)
     ids = {s: getattr(dataset, f"{s}_mask").to(device).nonzero().flatten() for s in ("train", "val", "test")}
     beside = 0 if config.backend == "native" else dgl_graph_bytes(graph.num_nodes(), graph.num_edges())
-    return SimpleNamespace(
-        graph=graph, features=features, labels=labels, ids=ids, num_classes=dataset.num_classes, beside=beside
-    )
+    if config.batch_size is None and config.backend == "native":
+        _ = graph.csr  # made before tensors are counted: to make it takes memory of its own
+    data = SimpleNamespace(graph=graph, features=features, labels=labels, ids=ids, beside=beside)
+    data.num_classes = dataset.num_classes
+    if config.batch_size is not None:
+        from ampgnn.dgl.sampling import as_dgl
+
+        data.sampled = as_dgl(graph)
+    return data
 
 
 def feature_dtype(config: RunConfig) -> torch.dtype:
@@ -63,29 +72,35 @@ def start(config: RunConfig, data: SimpleNamespace, seed: int) -> State:
     """A seed's state before its first epoch; seeds torch's random generators."""
     torch.manual_seed(seed)
     model = make_model(config, data.features.shape[1], data.num_classes)
-    return State(model, Optimizer(model, config.precision, config.device, config.lr, config.weight_decay))
+    return State(model, Optimizer(model, config.precision, config.device, config.lr, config.weight_decay), seed)
 
 
 def train(config: RunConfig, data: SimpleNamespace, state: State) -> Iterator[dict]:
     """Trains the epochs that ``state`` lacks and yields each one's metrics; ``state`` is then that epoch's.
 
     The metrics: ``train/loss``, ``train/acc``, ``val/acc``, ``test/acc`` (of the epoch's weights, dropout off),
-    ``epoch_seconds`` (the training step alone), ``loss_scale``, ``skipped_steps`` (so far), and what
+    ``epoch_seconds`` (the training steps alone), ``loss_scale``, ``skipped_steps`` (so far), and what
     ``PeakMemory.read`` gives; tensors are counted in the first two epochs, in which all that is ever held is made.
+
+    Where several processes train, each yields the metrics of the first.
 
     Raises:
         NonFiniteLoss: the loss is NaN or infinite.
     """
     model, optimizer = state.model, state.optimizer
+    parallel = DistributedDataParallel(model) if processes.size() > 1 else model
     memory = PeakMemory(config.device, tensors_of(vars(data), model, optimizer.masters), data.beside)
     wait = torch.cuda.synchronize if config.device == "cuda" else (lambda: None)
     first = state.epoch
     for epoch in range(first, config.epochs):
         with memory.watch() if epoch < first + WATCHED else nullcontext():
-            seconds, loss = _timed(lambda: _step(config, data, model, optimizer), wait)
+            if config.batch_size is None:
+                seconds, loss = _timed(lambda: _step(config, data, model, optimizer), wait)
+            else:
+                seconds, loss = _timed(lambda: _batches(config, data, parallel, state), wait)
             if not math.isfinite(loss):
                 raise NonFiniteLoss(f"the loss is {loss} in epoch {epoch}")
-            accuracy = evaluate(config, data, model)
+            accuracy = processes.told(evaluate(config, data, model) if processes.rank() == 0 else None)
         state.epoch = epoch + 1
         yield {
             "step": epoch,
@@ -118,6 +133,33 @@ def training_step(config: RunConfig, data: SimpleNamespace, model: nn.Module, op
     return loss.detach()
 
 
+def _batches(config: RunConfig, data: SimpleNamespace, model: nn.Module, state: State) -> float:
+    """An epoch's steps on sampled neighbourhoods; returns the mean loss of the training nodes.
+
+    The epoch's batches and samples depend on seed, epoch and process alone. A batch is dealt out to the processes;
+    each weighs its share so that the mean of their gradients is the batch's.
+    """
+    from ampgnn.dgl.sampling import batches
+
+    rank, size = processes.rank(), processes.size()
+    key = (state.seed * EPOCHS_APART + state.epoch) % 2**31
+    order = torch.randperm(len(data.ids["train"]), generator=torch.Generator().manual_seed(key))
+    whole = [b for b in data.ids["train"][order].split(config.batch_size) if len(b) >= size]
+    key = (key * size + rank) % 2**31
+    torch.manual_seed(key)
+    model.train()
+    total = torch.zeros((), dtype=torch.float64)
+    shares = [batch[rank::size] for batch in whole]
+    samples = batches(data.sampled, torch.cat(shares), len(shares[0]), config.fanouts, key)
+    for batch, (inputs, outputs, blocks) in zip(whole, samples, strict=True):
+        with precision.autocast(config.device, config.precision, config.mode):
+            logits = model(blocks, data.features[inputs])
+        loss = F.cross_entropy(logits.float(), data.labels[outputs], reduction="sum") / len(batch)
+        state.optimizer.step(loss * size)
+        total += loss.item() * len(batch)
+    return processes.added(total).item() / sum(map(len, whole))
+
+
 def _logits(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> Tensor:
     with precision.autocast(config.device, config.precision, config.mode):
         return model(data.graph, data.features)
@@ -125,7 +167,11 @@ def _logits(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> Tenso
 
 @torch.no_grad()
 def evaluate(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> dict[str, float]:
-    """{"train", "val", "test"}: share of nodes whose class is right, 0 to 1."""
+    """{"train", "val", "test"}: share of nodes whose class is right, 0 to 1.
+
+    Inference is on the whole graph, a layer for all nodes before the next: nothing is sampled, and only two layers'
+    features are held at once.
+    """
     model.eval()
     right = _logits(config, data, model).argmax(1) == data.labels
     return {split: right[ids].double().mean().item() for split, ids in data.ids.items()}

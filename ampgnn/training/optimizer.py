@@ -18,7 +18,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, precision: str, device: str, lr: float, weight_decay: float):
         self.weights = [p for p in model.parameters() if p.requires_grad]
         self.masters = [self._master(p) for p in self.weights]
-        self.adam = torch.optim.Adam(self.masters, lr=lr, weight_decay=weight_decay)
+        self.adam = torch.optim.Adam(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
         self.skipped_steps = 0
 

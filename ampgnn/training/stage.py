@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -16,9 +17,10 @@ from safetensors.torch import save_file
 from ampgnn import config as configs
 from ampgnn import datasets, environment, precision
 from ampgnn.config import RunConfig
+from ampgnn.errors import UserError
 from ampgnn.tracking import Tracker
 
-from . import checkpoint, loop
+from . import checkpoint, loop, processes
 from .progress import Progress
 
 SCHEMA = 1
@@ -28,29 +30,53 @@ UNFINISHED, SEED_RESULT, CHECKPOINT = "unfinished.json", "seed.json", "checkpoin
 
 def run_config(
     config: RunConfig, data: Path, out: Path, threads: int | None = None, tracking_uri: str | None = None
-) -> dict:
+) -> dict | None:
     """Trains every seed and writes ``out``: config.yaml, train.log, seed<k>/metrics.jsonl, seed<k>/model.safetensors and,
     last and at once, result.json, which is returned.
 
     Where an earlier process was stopped before its result.json, with the same configuration, data and code, its
-    finished seeds are kept and the seed it was at goes on from its last checkpoint. A combination that cannot run here is recorded with its reason. A seed whose loss is not finite is recorded as
-    failed; the others go on.
+    finished seeds are kept and the seed it was at goes on from its last checkpoint. A combination that cannot run
+    here is recorded with its reason. A seed whose loss is not finite is recorded as failed; the others go on.
+
+    Started by torchrun, the processes share each mini-batch; the first one alone writes, and returns the result, the
+    others None.
 
     Args:
         data: the dataset's record, written by ``ampgnn data``.
         threads: torch threads; None leaves torch's default.
 
     Raises:
-        UserError: the record is not usable.
+        UserError: the record is not usable, or several processes were started to train on the whole graph.
     """
     if threads:
         torch.set_num_threads(threads)
-    out = Path(out)
     record = datasets.read_record(data)
+    with processes.joined(config.device):
+        if processes.size() > 1 and config.batch_size is None:
+            raise UserError("several processes share mini-batches: give batch_size, or start one process")
+        return (_lead if processes.rank() == 0 else _follow)(config, record, Path(data), Path(out), tracking_uri)
+
+
+def _follow(config: RunConfig, record: dict, data: Path, out: Path, tracking_uri: str | None) -> None:
+    """What the other processes do: the first one's epochs."""
+    seeds = processes.told(None)
+    if not seeds:
+        return
+    prepared = loop.prepare(config, datasets.open_record(data))
+    for seed in seeds:
+        state, _ = _state(config, prepared, seed, out / f"seed{seed}", note=lambda text: None)
+        with contextlib.suppress(loop.NonFiniteLoss):  # told by the first
+            for _ in loop.train(config, prepared, state):
+                pass
+
+
+def _lead(config: RunConfig, record: dict, data: Path, out: Path, tracking_uri: str | None) -> dict:
     _open_folder(out, config, record)
     about = environment.describe()
     tracker = Tracker(config, record, about, out, uri=tracking_uri)
     reason = _reason(config, record)
+    done = [s for s in config.seeds if (out / f"seed{s}" / SEED_RESULT).exists()]
+    processes.told([] if reason else [s for s in config.seeds if s not in done])
     with Progress(config, out / "train.log") as progress:
         if reason:
             progress.note(f"not run: {reason}")
@@ -65,6 +91,7 @@ def run_config(
         "dataset": record,
         "environment": about,
         "threads": torch.get_num_threads(),
+        "processes": processes.size(),
         "tracking": tracker.about(),
         "runs": runs,
     }
@@ -80,7 +107,7 @@ def _open_folder(out: Path, config: RunConfig, record: dict) -> None:
         "ampgnn.nn", "ampgnn.models", "ampgnn.training", "ampgnn.precision", "ampgnn_kernels"
     )
     same = {"config": config.hash, "seeds": list(config.seeds), "data": record.get("digest"), "code": code}
-    same["torch"] = torch.__version__
+    same |= {"torch": torch.__version__, "processes": processes.size()}
     try:
         resumed = json.loads((out / UNFINISHED).read_text()) == same
     except (OSError, ValueError):
@@ -124,7 +151,9 @@ def _seed(config, prepared, seed: int, out: Path, tracker: Tracker, progress: Pr
     if (folder / SEED_RESULT).exists():
         progress.skip(seed, config.epochs)
         return json.loads((folder / SEED_RESULT).read_text())
-    state, before = _state(config, prepared, seed, folder, progress)
+    state, before = _state(config, prepared, seed, folder, progress.note)
+    if state.epoch:
+        progress.skip(seed, state.epoch)
     start = time.perf_counter() - before
     status, reason = "finished", None
     schedule = checkpoint.Schedule(config.checkpoint_epochs, config.checkpoint_minutes)
@@ -163,7 +192,7 @@ def _seed(config, prepared, seed: int, out: Path, tracker: Tracker, progress: Pr
     return result
 
 
-def _state(config, prepared, seed: int, folder: Path, progress: Progress) -> tuple[checkpoint.State, float]:
+def _state(config, prepared, seed: int, folder: Path, note) -> tuple[checkpoint.State, float]:
     """The seed's state, from its checkpoint if there is one, and the seconds it took so far."""
     state = loop.start(config, prepared, seed)
     if not (folder / CHECKPOINT).exists():
@@ -171,9 +200,8 @@ def _state(config, prepared, seed: int, folder: Path, progress: Progress) -> tup
     try:
         seconds = checkpoint.restore(folder / CHECKPOINT, state)
     except ValueError as error:
-        progress.note(f"seed {seed} starts anew: {error}")
+        note(f"seed {seed} starts anew: {error}")
         return loop.start(config, prepared, seed), 0.0
-    progress.skip(seed, state.epoch)
     return state, seconds
 
 
