@@ -21,7 +21,7 @@ _typer = typer.Typer(
 
 @_typer.command()
 def data(
-    name: Annotated[str, Argument(help="citeseer, digits or reddit")],
+    name: Annotated[str, Argument(help="digits, cora, citeseer, pubmed, reddit, ogbn-arxiv or ogbn-products")],
     out: Annotated[Path, Option(help="the record to write (JSON)")],
     scale: Annotated[float | None, Option(help="reddit: a synthetic stand-in of that share of its size")] = None,
     cache: Annotated[Path | None, Option(help="folder for downloads and prepared files")] = None,
@@ -50,6 +50,23 @@ def train(
     from .training import run_config
 
     run_config(configs.load(config), data, out, threads)
+
+
+@_typer.command()
+def plan(
+    config: Annotated[Path, Option(help="the configuration (YAML)")],
+    data: Annotated[Path, Option(help="the dataset's record, from `ampgnn data`")],
+) -> None:
+    """Predict the peak memory of a configuration, and of its twins in every precision, without running it."""
+    from . import config as configs
+    from .datasets import read_record
+    from .plan import Shape, table, variants
+
+    rows = variants(configs.load(config), Shape.of_record(read_record(data)))
+    lines = table(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *cells in lines:
+        print(first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True)), sep="  ")
 
 
 @_typer.command()

@@ -30,6 +30,9 @@ DEFAULTS: dict[str, dict] = {
     "gcn": {"hidden": 16, "heads": None, "lr": 1e-2, "weight_decay": 5e-4, "dropout": 0.5, "epochs": 100},
 }
 
+LAYERS = {"gat": 3, "gcn": 2}
+FANOUT = 10  # of each layer, unless the configuration says otherwise
+
 
 class ConfigError(UserError):
     """A configuration with an unknown key or a value that is not allowed."""
@@ -39,7 +42,10 @@ class RunConfig(BaseModel):
     """What one training job does: a model on a dataset in one precision, once for each seed.
 
     ``mode`` says how half precision is used: "amp" keeps float32 weights under autocast, "pure" converts model and
-    features. float32 has no mode.
+    features. float32 has no mode. Without ``batch_size`` an epoch is one step on the whole graph; with it, a step for
+    each batch of so many training nodes, of whose in-edges layer k keeps at most ``fanouts[k]``. With ``recompute`` the
+    backward pass makes a layer's activations again instead of keeping them, with the same results. A checkpoint is
+    written every ``checkpoint_epochs`` epochs and once ``checkpoint_minutes`` have passed since the last.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,6 +63,11 @@ class RunConfig(BaseModel):
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)]
     dropout: Annotated[float, Field(ge=0, lt=1)]
+    recompute: bool = False
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    fanouts: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    checkpoint_epochs: Annotated[int, Field(ge=1)] | None = None
+    checkpoint_minutes: Annotated[float, Field(ge=0)] = 5.0
 
     @model_validator(mode="before")
     @classmethod
@@ -68,12 +79,24 @@ class RunConfig(BaseModel):
         if DEFAULTS[model]["heads"] is None and values["heads"] is not None:
             raise ValueError(f"heads: the model {model} has none, leave them out")
         if DEFAULTS[model]["heads"] is not None:
-            layers = len(DEFAULTS[model]["heads"])
+            layers = LAYERS[model]
             values["heads"] = values["heads"] or DEFAULTS[model]["heads"]
             if len(values["heads"]) != layers:
                 raise ValueError(f"heads: {model} has {layers} layers, got {len(values['heads'])} numbers of heads")
         if values.get("precision") == "fp32":
             values["mode"] = None
+        return cls._fill_fanouts(values)
+
+    @staticmethod
+    def _fill_fanouts(values):
+        layers = LAYERS[values["model"]]
+        if values.get("batch_size") is None:
+            if values.get("fanouts") is not None:
+                raise ValueError("fanouts: they are for mini-batches, give batch_size too")
+            return values
+        values["fanouts"] = values.get("fanouts") or (FANOUT,) * layers
+        if len(values["fanouts"]) != layers:
+            raise ValueError(f"fanouts: {values['model']} has {layers} layers, got {len(values['fanouts'])} fanouts")
         return values
 
     @property
@@ -81,12 +104,15 @@ class RunConfig(BaseModel):
         """Short name, unique within a dataset's matrix: ``gat-h2.2.2-fp16-amp-native-cpu``."""
         heads = [] if self.heads is None else ["h" + ".".join(map(str, self.heads))]
         mode = [] if self.mode is None else [self.mode]
-        return "-".join([self.model, *heads, self.precision, *mode, self.backend, self.device])
+        batch = [] if self.batch_size is None else [f"b{self.batch_size}"]
+        batch += ["recompute"] if self.recompute else []
+        return "-".join([self.model, *heads, self.precision, *mode, self.backend, self.device, *batch])
 
     @property
     def hash(self) -> str:
         """Digest of everything that the results depend on but the seeds."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"seeds"}), sort_keys=True)
+        beside = {"seeds", "checkpoint_epochs", "checkpoint_minutes"}
+        text = json.dumps(self.model_dump(mode="json", exclude=beside), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

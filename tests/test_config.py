@@ -107,7 +107,7 @@ def test_the_matrix_expands_in_order_without_repeats():
             lambda c: c["matrix"][0].update(precision=["fp8"]),
             r"config matrix\[0\]\.precision\[0\]: 'fp8' is not one of",
         ),
-        (lambda c: c["datasets"].update(x={"name": "cora"}), r"config datasets\.x\.name: 'cora' is not one of"),
+        (lambda c: c["datasets"].update(x={"name": "karate"}), r"config datasets\.x\.name: 'karate' is not one of"),
         (lambda c: c.pop("datasets"), "'datasets' is a required property"),
     ],
 )

@@ -14,7 +14,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from . import digits, planetoid, reddit
+from . import digits, ogb, planetoid, reddit
 from .base import DatasetError, DatasetUnavailable, NodeDataset, Provenance
 
 __all__ = [
@@ -28,7 +28,12 @@ __all__ = [
     "prepare",
 ]
 
-REGISTRY = {"citeseer": planetoid.load, "digits": digits.load, "reddit": reddit.load}
+REGISTRY = {
+    "digits": digits.load,
+    **dict.fromkeys(("cora", "citeseer", "pubmed"), planetoid.load),
+    "reddit": reddit.load,
+    **dict.fromkeys(("ogbn-arxiv", "ogbn-products"), ogb.load),
+}
 _TENSORS = ("src", "dst", "features", "labels", "train_mask", "val_mask", "test_mask")
 
 

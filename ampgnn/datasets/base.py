@@ -66,10 +66,11 @@ class NodeDataset:
         return torch.cat([src, loops]), torch.cat([dst, loops])
 
     def graph(self, add_self_loop: bool = True):
-        """The graph for the native kernels."""
+        """The graph for the native kernels, its edges numbered by destination: that order needs no edge ids."""
         from ampgnn_kernels import Graph
 
-        return Graph.from_coo(*self.edges(add_self_loop), self.num_nodes, self.num_nodes)
+        by_dst = Graph.from_coo(*self.edges(add_self_loop), self.num_nodes, self.num_nodes).csc
+        return Graph.from_csc(by_dst.indptr, by_dst.indices, num_src=self.num_nodes, check=False)
 
     def dgl_graph(self, add_self_loop: bool = True):
         """The graph as a DGLGraph with 32-bit ids."""

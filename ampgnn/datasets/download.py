@@ -16,8 +16,14 @@ ATTEMPTS = 3  # at each address
 MIRROR = "AMPGNN_DATA_MIRROR"
 
 
-def fetch(path: str, sha256: str, urls: list[str], cache: Path) -> Path:
-    """The file ``path`` (such as "planetoid/ind.citeseer.x") with that digest, in ``cache``.
+def fetch_any(path: str, urls: list[str], cache: Path, sha256: str | None = None) -> tuple[Path, str]:
+    """As ``fetch``, also where no digest is published; returns the file and its digest."""
+    file = fetch(path, sha256, urls, cache)
+    return file, sha256 or pooch.file_hash(str(file))
+
+
+def fetch(path: str, sha256: str | None, urls: list[str], cache: Path) -> Path:
+    """The file ``path`` (such as "planetoid/ind.citeseer.x") with that digest, in ``cache``; any where it is None.
 
     Looks into the cache, then below the folder or address in ``AMPGNN_DATA_MIRROR``, then at each of ``urls``.
 
@@ -26,7 +32,7 @@ def fetch(path: str, sha256: str, urls: list[str], cache: Path) -> Path:
         DatasetUnavailable: no address gave the file; names each with its reason.
     """
     target = cache / path
-    if target.exists() and pooch.file_hash(str(target)) == sha256:
+    if target.exists() and sha256 in (None, pooch.file_hash(str(target))):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     mirror = os.environ.get(MIRROR)
@@ -46,9 +52,9 @@ def fetch(path: str, sha256: str, urls: list[str], cache: Path) -> Path:
     )
 
 
-def _copy(source: Path, target: Path, sha256: str) -> Path:
+def _copy(source: Path, target: Path, sha256: str | None) -> Path:
     digest = pooch.file_hash(str(source))
-    if digest != sha256:
+    if sha256 not in (None, digest):
         raise DatasetError(f"{source} is corrupted: SHA-256 {digest[:12]}..., expected {sha256[:12]}...")
     part = target.with_name(target.name + ".part")
     shutil.copyfile(source, part)
@@ -56,13 +62,13 @@ def _copy(source: Path, target: Path, sha256: str) -> Path:
     return target
 
 
-def _download(url: str, target: Path, sha256: str) -> str | None:
+def _download(url: str, target: Path, sha256: str | None) -> str | None:
     """None, or why not. pooch writes to a temporary name and moves it only once its digest is right."""
     for attempt in range(ATTEMPTS):
         try:
             pooch.retrieve(
                 url,
-                f"sha256:{sha256}",
+                sha256 and f"sha256:{sha256}",
                 fname=target.name,
                 path=target.parent,
                 downloader=pooch.HTTPDownloader(timeout=30, progressbar=True),

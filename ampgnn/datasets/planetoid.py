@@ -10,46 +10,28 @@ import torch
 
 from . import pickles
 from .base import DatasetError, NodeDataset, Provenance, masks
-from .download import fetch
+from .catalogue import CATALOGUE
+from .download import fetch_any
 
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-URLS = (
-    "https://raw.githubusercontent.com/kimiyoung/planetoid/master/data/{file}",
-    "https://github.com/kimiyoung/planetoid/raw/master/data/{file}",
-)
-SHA256 = {
-    "citeseer": {
-        "allx": "2ac30345d95c9ec933a817ee0bdd6a5f077f8c184a20e696910192d534414668",
-        "ally": "f704b2d986dde6c2669934de1f3ae5696a6cf9455c0f6b2646a2d135ea0a1c95",
-        "graph": "d79a4ef9d3e7169aee8946145f6b7306e35bc79bffad26346cfb94e10e9912a7",
-        "test.index": "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4",
-        "tx": "539a8906a2da97628d212f2fdd668c109a8b3f0d36574b59e5d3fd5b5303da21",
-        "ty": "55e5bd1ba1e733a04598753ad1a8d57957f4b8f89e74519f41f4f4938767e4ce",
-        "x": "d20de19150741e555de0ed037195630fc194114ebc7fd72ced62810148aa22f6",
-        "y": "8ba87e515d8e3ee3cf52f6d2c5b86aa73f11ecad825a808455209ec26cd54924",
-    }
-}
+VALIDATION = 500  # nodes after those for training
 
 
 def load(name: str, cache: Path) -> NodeDataset:
-    """A citation network; ``name`` is a key of ``SHA256``.
+    """The citation network "cora", "citeseer" or "pubmed".
 
     Features are normalised to a row sum of 1. Nodes missing from the test index (15 in Citeseer) have no edge, no
     features and no label; they belong to no split.
     """
-    files = {}
+    entry = CATALOGUE[name]
+    files, digests = {}, {}
     for part in PARTS:
-        file = f"ind.{name}.{part}"
-        urls = [url.format(file=file) for url in URLS]
-        files[part] = fetch(f"planetoid/{file}", SHA256[name][part], urls, cache)
-    provenance = Provenance(
-        origin="download",
-        note=f"{name.capitalize()} citation network, Planetoid split, features normalised by row",
-        license="MIT (Planetoid, Zhilin Yang)",
-        urls=[url.format(file=f"ind.{name}.*") for url in URLS[:1]],
-        sha256={f"ind.{name}.{part}": SHA256[name][part] for part in PARTS},
-    )
-    return parse(name, files, provenance)
+        path = entry.file.format(part=part)
+        file = Path(path).name
+        urls = [url.format(file=file) for url in entry.urls]
+        files[part], digests[file] = fetch_any(path, urls, cache, entry.sha256.get(file))
+    note = f"{name.capitalize()} citation network, Planetoid split, features normalised by row"
+    return entry.check(parse(name, files, entry.provenance(note, digests)))
 
 
 def parse(name: str, files: dict[str, Path], provenance: Provenance) -> NodeDataset:
@@ -69,7 +51,7 @@ def parse(name: str, files: dict[str, Path], provenance: Provenance) -> NodeData
     dense = features.toarray()
     dense /= np.maximum(dense.sum(1, keepdims=True), 1e-12)
     src, dst = _undirected(graph, end)
-    train, val = torch.arange(len(y)), torch.arange(len(y), len(y) + 500)
+    train, val = torch.arange(len(y)), torch.arange(len(y), len(y) + VALIDATION)
     train_mask, val_mask, test_mask = masks(end, train, val, torch.from_numpy(test))
     return NodeDataset(
         name=name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,40 +11,25 @@ import torch
 
 from . import standin
 from .base import DatasetError, DatasetUnavailable, NodeDataset, Provenance
-
-URL = "https://data.dgl.ai/dataset/reddit.zip"
+from .catalogue import CATALOGUE
+from .download import fetch_any
 
 
 def load(name: str, cache: Path, scale: float | None = None) -> NodeDataset:
     """The real dataset, or the stand-in where ``scale`` is given or the download is impossible."""
     if scale is not None:
         return standin.reddit(name, scale)
+    entry = CATALOGUE["reddit"]
     try:
-        return parse(name, _archive(cache))
+        archive, digest = fetch_any(entry.file, list(entry.urls), cache)
     except DatasetUnavailable as reason:
         dataset = standin.reddit(name, 1.0)
         note = f"{dataset.provenance.note} ({reason})"
-        return NodeDataset(**{**vars(dataset), "provenance": Provenance(**{**vars(dataset.provenance), "note": note})})
+        return replace(dataset, provenance=replace(dataset.provenance, note=note))
+    return entry.check(parse(name, archive, entry.provenance(entry.title, {archive.name: digest})))
 
 
-def _archive(cache: Path) -> Path:
-    """DGL's archive. No digest of it is published: the parts are checked by their shapes."""
-    import os
-
-    import pooch
-
-    mirror = os.environ.get("AMPGNN_DATA_MIRROR", "")
-    local = Path(mirror) / "reddit" / "reddit.zip"
-    if mirror and "://" not in mirror and local.exists():
-        return local
-    url = f"{mirror.rstrip('/')}/reddit/reddit.zip" if "://" in mirror else URL
-    try:
-        return Path(pooch.retrieve(url, None, fname="reddit.zip", path=cache / "reddit", progressbar=True))
-    except Exception as error:
-        raise DatasetUnavailable(f"{url} cannot be had: {type(error).__name__}") from None
-
-
-def parse(name: str, archive: Path) -> NodeDataset:
+def parse(name: str, archive: Path, provenance: Provenance) -> NodeDataset:
     """The dataset in DGL's zip of ``reddit_data.npz`` and ``reddit_graph.npz``, read without unpickling anything.
 
     Raises:
@@ -52,9 +38,10 @@ def parse(name: str, archive: Path) -> NodeDataset:
     try:
         with zipfile.ZipFile(archive) as files:
             with files.open("reddit_data.npz") as f, np.load(f, allow_pickle=False) as data:
-                features, labels, kinds = data["feature"], data["label"], data["node_types"]
+                features = data["feature"].astype(np.float32, copy=False)
+                labels, kinds = data["label"], data["node_types"]
             with files.open("reddit_graph.npz") as f, np.load(f, allow_pickle=False) as graph:
-                row, col = graph["row"].astype(np.int32), graph["col"].astype(np.int32)
+                row, col = graph["row"].astype(np.int32, copy=False), graph["col"].astype(np.int32, copy=False)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DatasetError(f"{archive.name} is damaged: {' '.join(str(error).split())}") from None
     train, val, test = (torch.from_numpy(kinds == k) for k in (1, 2, 3))
@@ -62,16 +49,11 @@ def parse(name: str, archive: Path) -> NodeDataset:
         name=name,
         src=torch.from_numpy(row),
         dst=torch.from_numpy(col),
-        features=torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32)),
+        features=torch.from_numpy(features),
         labels=torch.from_numpy(labels.astype(np.int64)),
         train_mask=train,
         val_mask=val,
         test_mask=test,
         num_classes=int(labels.max()) + 1,
-        provenance=Provenance(
-            origin="download",
-            note="Reddit posts of September 2014",
-            license="see DGL's dataset page",
-            urls=[URL],
-        ),
+        provenance=provenance,
     )

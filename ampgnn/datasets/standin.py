@@ -1,9 +1,15 @@
 """A synthetic stand-in for Reddit: a degree-corrected stochastic block model (Karrer and Newman, 2011).
 
-Only integer draws, sums, products and square roots are used, so that a seed gives the same bits on any machine.
+Only integer draws, exact sums, products and square roots are used, and what is long is drawn in blocks, each with a
+counter-based stream of its own, so that a seed gives the same bits on any machine and for any number of threads.
 """
 
 from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -20,8 +26,12 @@ SIGNAL = 0.5  # distance of a class's mean from 0, in standard deviations of a f
 FULLEST = (
     0.75  # largest mean degree as a share of a class's mean size: below scale 0.12 fewer edges than Reddit's share
 )
-DRAWN_TWICE = 1.45  # a hub's draws over its neighbours at full size: some are drawn again and count once
+DRAWN_TWICE = 1.66  # a hub's draws over its neighbours at full size: some are drawn again and count once
 STUBS = 16  # resolution of a node's propensity
+BLOCK = 1 << 20  # draws of one stream
+ROWS = 4096  # of features, drawn from one stream
+PARTS = 64  # ranges of node ids whose edges are sorted apart
+_EDGE_STREAM, _FEATURE_STREAM = 1 << 40, 2 << 40
 
 
 def reddit(name: str, scale: float) -> NodeDataset:
@@ -83,41 +93,95 @@ def _communities(rng: np.random.Generator, nodes: int) -> np.ndarray:
 def _edges(rng: np.random.Generator, community: np.ndarray, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     """``pairs`` different pairs u < v. A node is drawn in proportion to its propensity, whose tail falls as 1 / x^2."""
     nodes = len(community)
-    mean = 2 * pairs / nodes
+    draw = _pair_drawer(community, _stubs(rng, nodes, 2 * pairs / nodes))
+    bits = nodes.bit_length()
+    bounds = (np.arange(1, PARTS) * nodes // PARTS) << bits
+    found = [np.empty(0, np.int64)] * PARTS
+    count = blocks = 0
+    while count < pairs:
+        left = int((pairs - count) * 1.1) + 1000
+        sizes = [min(BLOCK, left - start) for start in range(0, left, BLOCK)]
+
+        def drawn(number: int, size: int) -> list[np.ndarray]:
+            u, v = draw(_words(_EDGE_STREAM + number, 2 * size))
+            keys = (np.minimum(u, v).astype(np.int64) << bits) | np.maximum(u, v)
+            keys = np.sort(keys[u != v])
+            return np.split(keys, np.searchsorted(keys, bounds))
+
+        pieces = _in_threads(drawn, range(blocks, blocks + len(sizes)), sizes)
+        found = _in_threads(_distinct, ([old, *new] for old, *new in zip(found, *pieces, strict=True)))
+        blocks, count = blocks + len(sizes), sum(map(len, found))
+    keys = np.concatenate(found)
+    surplus = count - pairs
+    if surplus:
+        keys = np.delete(keys, np.arange(surplus) * count // surplus)
+    return (keys >> bits).astype(np.int32), (keys & ((1 << bits) - 1)).astype(np.int32)
+
+
+def _stubs(rng: np.random.Generator, nodes: int, mean: float) -> np.ndarray:
+    """(nodes,) how often each node is in the urn; ``mean``: of the degrees."""
     most = min(DRAWN_TWICE * MAX_DEGREE, nodes / 4) / mean
     propensity = 1 / np.sqrt(1 - rng.random(nodes))
-    propensity = np.minimum(propensity, most * np.minimum(propensity, most * 2).mean())
-    stubs = np.maximum((propensity * STUBS).astype(np.int64), 1)
+    propensity = np.minimum(propensity, most * math.fsum(np.minimum(propensity, most * 2)) / nodes)
+    return np.maximum((propensity * STUBS).astype(np.int64), 1)
+
+
+def _pair_drawer(community: np.ndarray, stubs: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """A function from 2n random words to n pairs (u, v): u from the urn of all, v mostly from that of u's class."""
     by_class = np.argsort(community, kind="stable")
-    slots = np.repeat(by_class, stubs[by_class]).astype(np.int32)  # grouped by class
-    ends = np.cumsum(np.bincount(community, stubs, CLASSES).astype(np.int64))
-    starts, sizes = ends - np.diff(ends, prepend=0), np.diff(ends, prepend=0)
-    found = np.empty(0, np.int64)
-    while len(found) < pairs:
-        count = min(int((pairs - len(found)) * 1.2) + 1000, 1 << 24)
-        u = slots[rng.integers(0, len(slots), count)]
-        c = community[u]
-        draw = rng.integers(0, 1 << 62, count)
-        within = rng.integers(0, 1000, count) < WITHIN * 1000
-        v = slots[np.where(within, starts[c] + draw % sizes[c], draw % len(slots))]
-        low, high = np.minimum(u, v).astype(np.int64), np.maximum(u, v).astype(np.int64)
-        keys = (low * nodes + high)[low != high]
-        found = np.unique(np.concatenate([found, keys]))
-    surplus = len(found) - pairs
-    if surplus:
-        found = np.delete(found, np.arange(surplus) * len(found) // surplus)
-    low, high = np.divmod(found, nodes)
-    return low.astype(np.int32), high.astype(np.int32)
+    urn = np.repeat(by_class, stubs[by_class]).astype(np.int32)  # grouped by class
+    ends = np.cumsum(np.bincount(community, stubs, CLASSES).astype(np.int64)).astype(np.uint64)
+    starts = np.concatenate([[np.uint64(0)], ends[:-1]])
+    starts, sizes = (np.append(a, b) for a, b in ((starts, 0), (ends - starts, len(urn))))  # the last: the whole urn
+    starts, sizes = starts.astype(np.uint64), sizes.astype(np.uint64)
+    within = np.uint64(WITHIN * 1024)
+    classes = community.astype(np.int8)
+
+    def draw(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        first, second = np.split(words, 2)
+        u = urn[_scaled(first, np.uint64(len(urn)))]
+        c = np.where((second & np.uint64(1023)) < within, classes[u], np.int8(CLASSES))
+        return u, urn[starts[c] + _scaled(second, sizes[c])]
+
+    return draw
+
+
+def _scaled(words: np.ndarray, limit) -> np.ndarray:
+    """Numbers from 0 to ``limit`` - 1 < 2^32 out of the upper halves of random words."""
+    return ((words >> np.uint64(32)) * limit) >> np.uint64(32)
+
+
+def _words(stream: int, count: int) -> np.ndarray:
+    return np.random.Philox(key=[SEED, stream]).random_raw(count)
+
+
+def _distinct(arrays: list[np.ndarray]) -> np.ndarray:
+    keys = np.concatenate(arrays)
+    keys.sort()
+    return keys[np.concatenate([[True], keys[1:] != keys[:-1]])] if len(keys) else keys
+
+
+def _in_threads(function: Callable, *arguments: Iterable) -> list:
+    """numpy lets go of the interpreter in long loops."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(function, *arguments))
 
 
 def _features(rng: np.random.Generator, community: np.ndarray) -> np.ndarray:
     """(nodes, FEATURES) float32: a class's mean, a vector of signs, plus noise, a sum of four uniform draws."""
-    signs = rng.integers(0, 2, (CLASSES, FEATURES)).astype(np.float32) * 2 - 1
+    means = (rng.integers(0, 2, (CLASSES, FEATURES)).astype(np.float32) * 2 - 1) * np.float32(SIGNAL)
     out = np.empty((len(community), FEATURES), np.float32)
     unit = np.float32(np.sqrt(3.0) / 65536)  # the sum of four 16-bit draws has a variance of 65536^2 / 3
-    for start in range(0, len(out), 8192):
-        rows = community[start : start + 8192]
-        draws = rng.integers(0, 1 << 64, (len(rows), FEATURES), dtype=np.uint64).view(np.uint16)
-        noise = draws.reshape(len(rows), FEATURES, 4).sum(2, dtype=np.int32) - 131070
-        out[start : start + 8192] = noise * unit + signs[rows] * np.float32(SIGNAL)
+    pairs, half = np.uint64(0x0000FFFF0000FFFF), np.uint64(0xFFFFFFFF)
+
+    def fill(start: int) -> None:
+        rows = slice(start, min(start + ROWS, len(out)))
+        words = _words(_FEATURE_STREAM + start, out[rows].size)
+        sums = (words & pairs) + ((words >> np.uint64(16)) & pairs)
+        sums = (sums & half) + (sums >> np.uint64(32))
+        noise = sums.astype(np.float32).reshape(-1, FEATURES) - np.float32(131070)  # integers below 2^24: exact
+        np.multiply(noise, unit, out=out[rows])
+        out[rows] += means[community[rows]]
+
+    _in_threads(fill, range(0, len(out), ROWS))
     return out

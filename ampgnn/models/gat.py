@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import nn
 
+from .blocks import apply_layer, graph_of_each_layer
 from .dropout import Dropout
 
 
@@ -16,10 +17,12 @@ class GAT(nn.Module):
             layers.GATConv(i, o, h, activation=F.elu) for i, o, h in zip(widths, outs, heads, strict=True)
         )
         self.dropout = Dropout(config.dropout)
+        self.recompute = config.recompute
 
     def forward(self, graph, features):
         """(N, num_classes) logits."""
+        *graphs, last = graph_of_each_layer(graph, len(self.layers))
         h = features
-        for layer in self.layers[:-1]:
-            h = self.dropout(layer(graph, h).flatten(1))
-        return self.layers[-1](graph, h).mean(1)
+        for layer, g in zip(self.layers[:-1], graphs, strict=True):
+            h = self.dropout(apply_layer(layer, g, h, self.recompute).flatten(1))
+        return apply_layer(self.layers[-1], last, h, self.recompute).mean(1)

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import nn
 
+from .blocks import apply_layer, graph_of_each_layer
 from .dropout import Dropout
 
 
@@ -16,7 +17,10 @@ class GCN(nn.Module):
             ]
         )
         self.dropout = Dropout(config.dropout)
+        self.recompute = config.recompute
 
     def forward(self, graph, features):
         """(N, num_classes) logits."""
-        return self.layers[1](graph, self.dropout(self.layers[0](graph, features)))
+        first, last = graph_of_each_layer(graph, len(self.layers))
+        h = self.dropout(apply_layer(self.layers[0], first, features, self.recompute))
+        return apply_layer(self.layers[1], last, h, self.recompute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from ampgnn_kernels import edge_softmax, gat_attention, head_dot, sddmm, spmm
 from torch import Tensor, nn
 
@@ -54,7 +55,9 @@ def gat_forward(layer, graph, feat, edge_weight: Tensor | None = None, get_atten
         out = out + residual.view(*shape[:-2], -1, layer._out_feats).to(out.dtype)
     if layer.bias is not None:
         out = out + layer.bias.view(heads).to(out.dtype)
-    if layer.activation:
+    if layer.activation is F.elu and layer.bias is not None:
+        out = F.elu(out, inplace=True)  # of a sum that nobody else holds; its gradient needs the result alone
+    elif layer.activation:
         out = layer.activation(out)
     return (out, weights.view(view.num_edges, *shape[1:-1], 1)) if get_attention else out
 

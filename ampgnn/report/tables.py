@@ -25,7 +25,9 @@ class Row:
     loss: tuple[float, float] | None = None  # mean, standard deviation
     accuracy: tuple[float, float] | None = None
     seconds: tuple[float, float] | None = None  # of an epoch's training step
-    memory: float | None = None  # bytes, largest of the seeds
+    memory: float | None = None  # bytes of tensors at the peak, largest of the seeds
+    resident: float | None = None  # bytes of the process at the peak; on CUDA those that torch reserved there
+    planned: float | None = None  # bytes of tensors that `ampgnn plan` predicts
     speedup: float | None = None  # over DGL fp32 with the same heads on the same device
     runs: list[dict] = field(default_factory=list)  # run_id, experiment, seed, status
 
@@ -52,12 +54,16 @@ class Table:
         return f"{self.dataset}-{self.model}".replace(".", "-")
 
 
-def make(runs: pd.DataFrame, notes: dict[str, str]) -> list[Table]:
-    """A table for each dataset and model, in the order of the runs."""
-    return [
+def make(runs: pd.DataFrame, notes: dict[str, str], planned: dict[tuple[str, str], int]) -> list[Table]:
+    """A table for each dataset and model, in the order of the runs; ``planned``: bytes by dataset and id."""
+    tables = [
         _table(dataset, model, group, notes.get(dataset, ""))
         for (dataset, model), group in runs.groupby(["dataset", "model"], sort=False)
     ]
+    for table in tables:
+        for row in table.rows:
+            row.planned = planned.get((table.dataset, row.id))
+    return tables
 
 
 def _table(dataset: str, model: str, group: pd.DataFrame, note: str) -> Table:
@@ -91,7 +97,9 @@ def _row(config: pd.DataFrame, longest: int) -> Row:
     done = config[config.status == "finished"]
     if len(done):
         row.loss, row.accuracy = _spread(done["train/loss"]), _spread(done["test/acc"])
-        row.seconds, row.memory = _spread(done["epoch_seconds"]), float(done["peak_rss_bytes"].max())
+        row.seconds = _spread(done["epoch_seconds"])
+        row.memory = float(done["peak_tensor_bytes"].max())
+        row.resident = float(done["peak_reserved_bytes" if row.device == "cuda" else "peak_rss_bytes"].max())
     return row
 
 

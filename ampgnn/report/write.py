@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jinja2
 
+from ampgnn import plan as planning
 from ampgnn.config import dump, parse
 
 from . import figures, tables
@@ -24,7 +25,7 @@ def write_report(files: list[Path], out: Path) -> None:
     """
     found = collect(files)
     notes = {r["config"]["dataset"]: r["dataset"].get("note") or r["dataset"]["reason"] for r in found.results}
-    made = tables.make(found.runs, notes)
+    made = tables.make(found.runs, notes, _planned(found.results))
     context = {
         "tables": made,
         "pictures": {t.anchor: [figures.loss_curves(t, found.curves), figures.speedups(t)] for t in made},
@@ -36,6 +37,7 @@ def write_report(files: list[Path], out: Path) -> None:
         "stand_ins": [t for t in made if t.stand_in],
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "run_link": run_link,
+        "memory": planning.table(planning.chapter(planning.REDDIT)),
     }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ampgnn.report"),
@@ -57,6 +59,16 @@ def write_report(files: list[Path], out: Path) -> None:
         part.write_text(environment.get_template(template).render(context))
         os.replace(part, out / name)
     print(f"report: {out / 'index.html'}")
+
+
+def _planned(results: list[dict]) -> dict[tuple[str, str], int]:
+    """Predicted bytes by dataset and id, of the configurations that train on the whole graph."""
+    found = {}
+    for result in results:
+        config = parse(result["config"])
+        if result["dataset"]["status"] == "ready" and config.batch_size is None:
+            found[config.dataset, config.id] = planning.plan(config, planning.Shape.of_record(result["dataset"])).total
+    return found
 
 
 def by_reason(table: tables.Table) -> list[tuple[str, list[str]]]:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ampgnn import precision
 from ampgnn.config import RunConfig
 from ampgnn.datasets import NodeDataset
 from ampgnn.models import MODELS
 
-from .meters import PeakMemory
+from . import processes
+from .checkpoint import State
+from .meters import PeakMemory, dgl_graph_bytes, tensors_of
 from .optimizer import Optimizer
+
+WATCHED = 2  # epochs in which tensors are counted
+EPOCHS_APART = 1_000_003  # of the random numbers of one seed and the next
 
 
 class NonFiniteLoss(Exception):
@@ -28,12 +35,25 @@ def prepare(config: RunConfig, dataset: NodeDataset) -> SimpleNamespace:
     """Graph, features, labels and masks on the device, in the types of the configuration; the seeds share them."""
     device = torch.device(config.device)
     graph = (dataset.graph() if config.backend == "native" else dataset.dgl_graph()).to(device)
-    features = dataset.features.to(device)
-    if config.mode == "pure":
-        features = features.to(precision.DTYPES[config.precision])
+    features = dataset.features.to(device, feature_dtype(config))
     labels = dataset.labels.to(device)
     ids = {s: getattr(dataset, f"{s}_mask").to(device).nonzero().flatten() for s in ("train", "val", "test")}
-    return SimpleNamespace(graph=graph, features=features, labels=labels, ids=ids, num_classes=dataset.num_classes)
+    beside = 0 if config.backend == "native" else dgl_graph_bytes(graph.num_nodes(), graph.num_edges())
+    if config.batch_size is None and config.backend == "native":
+        _ = graph.csr  # made before tensors are counted: to make it takes memory of its own
+    data = SimpleNamespace(graph=graph, features=features, labels=labels, ids=ids, beside=beside)
+    data.num_classes = dataset.num_classes
+    if config.batch_size is not None:
+        from ampgnn.dgl.sampling import as_dgl
+
+        data.sampled = as_dgl(graph)
+    return data
+
+
+def feature_dtype(config: RunConfig) -> torch.dtype:
+    """Half where the first thing done to the features is to round them: they are kept so, with the same results."""
+    rounded = config.mode == "pure" or config.backend == "native"
+    return precision.DTYPES[config.precision] if rounded else torch.float32
 
 
 def make_model(config: RunConfig, in_feats: int, num_classes: int) -> nn.Module:
@@ -48,37 +68,49 @@ def make_model(config: RunConfig, in_feats: int, num_classes: int) -> nn.Module:
     return model.to(precision.DTYPES[config.precision]) if config.mode == "pure" else model
 
 
-def train(config: RunConfig, data: SimpleNamespace, seed: int) -> Iterator[tuple[dict, nn.Module]]:
-    """Trains and yields, after each epoch, its metrics and the model.
+def start(config: RunConfig, data: SimpleNamespace, seed: int) -> State:
+    """A seed's state before its first epoch; seeds torch's random generators."""
+    torch.manual_seed(seed)
+    model = make_model(config, data.features.shape[1], data.num_classes)
+    return State(model, Optimizer(model, config.precision, config.device, config.lr, config.weight_decay), seed)
+
+
+def train(config: RunConfig, data: SimpleNamespace, state: State) -> Iterator[dict]:
+    """Trains the epochs that ``state`` lacks and yields each one's metrics; ``state`` is then that epoch's.
 
     The metrics: ``train/loss``, ``train/acc``, ``val/acc``, ``test/acc`` (of the epoch's weights, dropout off),
-    ``epoch_seconds`` (the training step alone), ``loss_scale``, ``skipped_steps`` (so far), ``peak_rss_bytes``.
+    ``epoch_seconds`` (the training steps alone), ``loss_scale``, ``skipped_steps`` (so far), and what
+    ``PeakMemory.read`` gives; tensors are counted in the first two epochs, in which all that is ever held is made.
+
+    Where several processes train, each yields the metrics of the first.
 
     Raises:
         NonFiniteLoss: the loss is NaN or infinite.
     """
-    torch.manual_seed(seed)
-    model = make_model(config, data.features.shape[1], data.num_classes)
-    optimizer = Optimizer(model, config.precision, config.device, config.lr, config.weight_decay)
-    memory = PeakMemory(config.device)
+    model, optimizer = state.model, state.optimizer
+    parallel = DistributedDataParallel(model) if processes.size() > 1 else model
+    memory = PeakMemory(config.device, tensors_of(vars(data), model, optimizer.masters), data.beside)
     wait = torch.cuda.synchronize if config.device == "cuda" else (lambda: None)
-    for epoch in range(config.epochs):
-        seconds, loss = _timed(lambda: _step(config, data, model, optimizer), wait)
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss is {loss} in epoch {epoch}")
-        accuracy = evaluate(config, data, model)
-        yield (
-            {
-                "step": epoch,
-                "train/loss": loss,
-                **{f"{split}/acc": value for split, value in accuracy.items()},
-                "epoch_seconds": seconds,
-                "loss_scale": optimizer.loss_scale,
-                "skipped_steps": optimizer.skipped_steps,
-                "peak_rss_bytes": memory.read(),
-            },
-            model,
-        )
+    first = state.epoch
+    for epoch in range(first, config.epochs):
+        with memory.watch() if epoch < first + WATCHED else nullcontext():
+            if config.batch_size is None:
+                seconds, loss = _timed(lambda: _step(config, data, model, optimizer), wait)
+            else:
+                seconds, loss = _timed(lambda: _batches(config, data, parallel, state), wait)
+            if not math.isfinite(loss):
+                raise NonFiniteLoss(f"the loss is {loss} in epoch {epoch}")
+            accuracy = processes.told(evaluate(config, data, model) if processes.rank() == 0 else None)
+        state.epoch = epoch + 1
+        yield {
+            "step": epoch,
+            "train/loss": loss,
+            **{f"{split}/acc": value for split, value in accuracy.items()},
+            "epoch_seconds": seconds,
+            "loss_scale": optimizer.loss_scale,
+            "skipped_steps": optimizer.skipped_steps,
+            **memory.read(),
+        }
 
 
 def _timed(function: Callable[[], float], wait: Callable[[], None]) -> tuple[float, float]:
@@ -90,10 +122,42 @@ def _timed(function: Callable[[], float], wait: Callable[[], None]) -> tuple[flo
 
 
 def _step(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> float:
+    return training_step(config, data, model, optimizer).item()
+
+
+def training_step(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> Tensor:
+    """One step on the whole graph; returns the loss, a scalar."""
     model.train()
     loss = F.cross_entropy(_logits(config, data, model)[data.ids["train"]].float(), data.labels[data.ids["train"]])
     optimizer.step(loss)
-    return loss.item()
+    return loss.detach()
+
+
+def _batches(config: RunConfig, data: SimpleNamespace, model: nn.Module, state: State) -> float:
+    """An epoch's steps on sampled neighbourhoods; returns the mean loss of the training nodes.
+
+    The epoch's batches and samples depend on seed, epoch and process alone. A batch is dealt out to the processes;
+    each weighs its share so that the mean of their gradients is the batch's.
+    """
+    from ampgnn.dgl.sampling import batches
+
+    rank, size = processes.rank(), processes.size()
+    key = (state.seed * EPOCHS_APART + state.epoch) % 2**31
+    order = torch.randperm(len(data.ids["train"]), generator=torch.Generator().manual_seed(key))
+    whole = [b for b in data.ids["train"][order].split(config.batch_size) if len(b) >= size]
+    key = (key * size + rank) % 2**31
+    torch.manual_seed(key)
+    model.train()
+    total = torch.zeros((), dtype=torch.float64)
+    shares = [batch[rank::size] for batch in whole]
+    samples = batches(data.sampled, torch.cat(shares), len(shares[0]), config.fanouts, key)
+    for batch, (inputs, outputs, blocks) in zip(whole, samples, strict=True):
+        with precision.autocast(config.device, config.precision, config.mode):
+            logits = model(blocks, data.features[inputs])
+        loss = F.cross_entropy(logits.float(), data.labels[outputs], reduction="sum") / len(batch)
+        state.optimizer.step(loss * size)
+        total += loss.item() * len(batch)
+    return processes.added(total).item() / sum(map(len, whole))
 
 
 def _logits(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> Tensor:
@@ -103,7 +167,11 @@ def _logits(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> Tenso
 
 @torch.no_grad()
 def evaluate(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> dict[str, float]:
-    """{"train", "val", "test"}: share of nodes whose class is right, 0 to 1."""
+    """{"train", "val", "test"}: share of nodes whose class is right, 0 to 1.
+
+    Inference is on the whole graph, a layer for all nodes before the next: nothing is sampled, and only two layers'
+    features are held at once.
+    """
     model.eval()
     right = _logits(config, data, model).argmax(1) == data.labels
     return {split: right[ids].double().mean().item() for split, ids in data.ids.items()}

@@ -18,7 +18,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, precision: str, device: str, lr: float, weight_decay: float):
         self.weights = [p for p in model.parameters() if p.requires_grad]
         self.masters = [self._master(p) for p in self.weights]
-        self.adam = torch.optim.Adam(self.masters, lr=lr, weight_decay=weight_decay)
+        self.adam = torch.optim.Adam(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
         self.skipped_steps = 0
 
@@ -41,6 +41,32 @@ class Optimizer:
                 if master is not weight:
                     weight.copy_(master)
                 weight.grad = master.grad = None
+
+    def state(self) -> tuple[dict[str, Tensor], dict]:
+        """Adam's moments and the master weights by name; the loss scale and its counters, as JSON takes them."""
+        adam = self.adam.state_dict()["state"]
+        tensors = {f"adam.{i}.{k}": v for i, kept in adam.items() for k, v in kept.items()}
+        pairs = enumerate(zip(self.weights, self.masters, strict=True))
+        tensors |= {f"master.{i}": master.detach() for i, (weight, master) in pairs if master is not weight}
+        return tensors, {"scaler": self.scaler.state_dict(), "skipped_steps": self.skipped_steps}
+
+    def restore(self, tensors: dict[str, Tensor], scalars: dict) -> None:
+        """Takes what ``state`` gave; the model's weights are restored before.
+
+        Raises:
+            KeyError, RuntimeError: it belongs to another model.
+        """
+        adam: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            kind, i, *key = name.split(".")
+            if kind == "adam":
+                adam.setdefault(int(i), {})[key[0]] = value
+            else:
+                with torch.no_grad():
+                    self.masters[int(i)].copy_(value)
+        self.adam.load_state_dict({"state": adam, "param_groups": self.adam.state_dict()["param_groups"]})
+        self.scaler.load_state_dict(scalars["scaler"])
+        self.skipped_steps = scalars["skipped_steps"]
 
     @property
     def loss_scale(self) -> float:

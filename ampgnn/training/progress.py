@@ -23,7 +23,7 @@ class Progress:
         self.start = time.perf_counter()
 
     def __enter__(self):
-        self.file = self.log.open("w")
+        self.file = self.log.open("a")
         self.bar.start()
         name = f"{self.config.dataset} {self.config.id}"
         self.task = self.bar.add_task(name, total=self.config.epochs * len(self.config.seeds))
@@ -40,6 +40,11 @@ class Progress:
         self.bar.update(self.task, advance=1, description=f"{self.config.dataset} {self.config.id} {text}")
         if epoch == epochs or epoch * LINES // epochs != (epoch - 1) * LINES // epochs:
             self._write(f"{text} test {metrics['test/acc']:.3f} epoch {epoch}/{epochs} ({100 * epoch // epochs} %)")
+
+    def skip(self, seed: int, epochs: int) -> None:
+        """Counts epochs that an earlier process trained."""
+        self.bar.update(self.task, advance=epochs)
+        self.note(f"seed {seed} goes on after epoch {epochs}/{self.config.epochs}")
 
     def note(self, text: str) -> None:
         self._write(text)

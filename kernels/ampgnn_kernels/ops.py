@@ -371,9 +371,10 @@ def _save_gat_attention(ctx, inputs, output):
 
 
 def _gat_attention_backward(ctx, grad, *_):
-    if ctx.saved_tensors[0] is None:
+    saved = ctx.saved_tensors  # once: a checkpointed layer recomputes them at this call
+    if saved[0] is None:
         raise RuntimeError("the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices")
-    gradients = _run.gat_attention_backward(*ctx.saved_tensors, grad, ctx.negative_slope)
+    gradients = _run.gat_attention_backward(*saved, grad, ctx.negative_slope)
     return None, None, None, None, *gradients, None
 
 

@@ -20,7 +20,7 @@ def parse(dataset="digits", model="gcn", **values):
 
 
 def last_epoch(setting, data, seed):
-    for metrics, _ in loop.train(setting, data, seed):
+    for metrics in loop.train(setting, data, loop.start(setting, data, seed)):
         pass
     return metrics
 
@@ -88,7 +88,8 @@ def test_a_seed_gives_the_same_bits(cache, kind, model):
     def run(threads):
         torch.set_num_threads(threads)
         clean = ("epoch_seconds", "peak_rss_bytes")
-        return [{k: v for k, v in m.items() if k not in clean} for m, _ in loop.train(setting, data, 3)]
+        epochs = loop.train(setting, data, loop.start(setting, data, 3))
+        return [{k: v for k, v in m.items() if k not in clean} for m in epochs]
 
     before = torch.get_num_threads()
     try:

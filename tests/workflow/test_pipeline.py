@@ -1,9 +1,12 @@
 """The pipeline with the real Snakemake and a real MLflow store, in a folder of its own."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,8 +31,6 @@ def snakemake(folder, *arguments, config=None, timeout=300, **env):
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     command = [Path(sys.executable).parent / "snakemake", "-s", ROOT / "Snakefile", "--directory", folder]
     command += ["--configfile", folder / "config.yaml", *arguments]
-    import os
-
     done = subprocess.run(
         [str(c) for c in command],
         capture_output=True,
@@ -122,6 +123,31 @@ def test_a_changed_key_reruns_what_depends_on_it(finished, tmp_path):
     changed = json.loads(json.dumps(TINY))
     changed["matrix"][0]["seeds"] = [0]
     assert planned(folder, changed) == {"all": 1, "configure": 4, "train": 4, "report": 1, "total": 10}
+
+
+def test_a_killed_job_is_taken_up_by_the_next_run(tmp_path):
+    """Both Snakemake and the training process are killed; the plain command goes on from the checkpoint."""
+    config = json.loads(json.dumps(TINY))
+    config["datasets"] = {"digits": None}
+    config["matrix"] = [
+        {"dataset": ["digits"], "model": ["gcn"], "precision": ["fp32"], "epochs": 800, "checkpoint_epochs": 10}
+    ]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [Path(sys.executable).parent / "snakemake", "-s", ROOT / "Snakefile", "--directory", tmp_path]
+    command += ["--configfile", tmp_path / "config.yaml", "--cores", "1", "runs"]
+    folder = tmp_path / "results/runs/digits/gcn-fp32-native-cpu"
+    process = subprocess.Popen([str(c) for c in command], stderr=subprocess.DEVNULL, start_new_session=True)
+    while not (folder / "seed0" / "checkpoint.safetensors").exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)  # the whole job, its session
+    process.wait()
+    assert not (folder / "result.json").exists()
+    code, output = snakemake(tmp_path, "--unlock")
+    assert code == 0, output
+    code, output = snakemake(tmp_path, "--cores", "1", "runs")
+    assert code == 0, output
+    assert "seed 0 goes on after epoch" in (folder / "train.log").read_text()
+    assert len((folder / "seed0" / "metrics.jsonl").read_text().splitlines()) == 800
 
 
 def test_graph_lint_and_snakemakes_own_report(finished):
