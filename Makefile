@@ -34,10 +34,17 @@ lint: setup
 format: setup
 	ruff check --fix . && ruff format .
 
-lock: $(VENV)/created  ## resolve envs/cpu.in anew
-	pip install --upgrade -r envs/cpu.in
+UV_LOCK = uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_28 --constraint envs/cpu.txt
+lock: $(VENV)/created  ## resolve envs/*.in anew; TORCH_WHEELS is a folder with torch's CPU wheel, if its index is out of reach
+	pip install --upgrade -r envs/cpu.in uv
 	(echo '# Python 3.11, Linux, CPU. Written by `make lock` from cpu.in.'; \
-	 pip freeze --exclude ampgnn --exclude ampgnn-kernels | sed 's/+cpu$$//') > envs/cpu.txt
+	 pip freeze --exclude ampgnn --exclude ampgnn-kernels --exclude uv | sed 's/+cpu$$//') > envs/cpu.txt
+	$(UV_LOCK) envs/build.in -o envs/build.lock
+	$(UV_LOCK) envs/image.in -o envs/cpu.lock $(if $(TORCH_WHEELS),--find-links $(TORCH_WHEELS),--torch-backend cpu)
+	$(UV_LOCK) envs/cuda.in -o envs/cuda.lock
+	sh envs/conda.sh envs/cpu.lock "For --sdm conda, on the CPU. torch is PyPI's build here, which also runs without a GPU." > envs/cpu.yaml
+	sh envs/conda.sh envs/cuda.lock "For --sdm conda, on NVIDIA GPUs." > envs/cuda.yaml
 
 setup: $(VENV)/installed
 

@@ -15,6 +15,7 @@ TINY = {
     "threads": 1,
     "cache": "results/cache",
     "on_unavailable": "record",
+    "engine": "none",
     "datasets": {"digits": None, "reddit-0.001": {"name": "reddit", "scale": 0.001}},
     "matrix": [
         {"dataset": ["digits"], "model": ["gcn"], "precision": ["fp32", "bf16"], "backend": ["native", "dgl"], "epochs": 3, "seeds": [0, 1]},
