@@ -132,11 +132,12 @@ def image_show(records: Annotated[list[Path], Argument(help="records of images")
 def image_run(
     record: Annotated[Path, Argument(help="the record of an image that was built")],
     stage: Annotated[list[str], Argument(help="data, train, report, ... with its own arguments")],
+    until: Annotated[list[int] | None, Option(help="a process with whose end the container ends, too")] = None,
 ) -> None:
     """Run a stage in an image, as the calling user, with the folders it names mounted at their own places."""
     from .containers import run
 
-    sys.exit(run(record, stage))
+    sys.exit(run(record, stage, until or []))
 
 
 @_typer.command()

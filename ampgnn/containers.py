@@ -7,11 +7,11 @@ says what came of it; stages run by it. Imports nothing heavy: it runs before ea
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -241,11 +241,14 @@ def describe(record: dict) -> str:
     return f"images: not built, {record['reason']}"
 
 
-def run(path: Path, arguments: list[str]) -> int:
+def run(path: Path, arguments: list[str], until: list[int] = ()) -> int:
     """Runs a stage, ``ampgnn ARGUMENTS``, in the image of a record; its exit status.
 
     The working directory and every path outside it that the arguments or the environment name are mounted at their
     own places; files belong to the calling user. The container ends with this process, however that ends.
+
+    Args:
+        until: processes with whose end, too, the container ends.
 
     Raises:
         UserError: the image was not built or is gone, or its engine does not answer.
@@ -260,7 +263,7 @@ def run(path: Path, arguments: list[str]) -> int:
     if _inspect(engine, record["digest"]) is None:
         raise UserError(f"{path}: {engine} no longer has {record['tag']}: `snakemake --forcerun image` builds it anew")
     name = f"ampgnn-{uuid.uuid4().hex[:12]}"
-    return _attend(engine, name, run_command(record, name, arguments))
+    return _attend(engine, name, run_command(record, name, arguments), until)
 
 
 def run_command(record: dict, name: str, arguments: list[str]) -> list[str]:
@@ -312,21 +315,25 @@ def _mounts(arguments: list[str]) -> list[Path]:
     return folders
 
 
-def _attend(engine: str, name: str, command: list[str]) -> int:
-    """Runs the command; removes the container when this process is told to end, is killed, or loses its parent."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: the shell of a killed job does not tell its children
+def _attend(engine: str, name: str, command: list[str], until: list[int]) -> int:
+    """Runs the command; removes the container when this process is told to end or killed, or one of ``until`` ends."""
     remove = f"cat >/dev/null; exec {engine} rm --force {name} >/dev/null 2>&1"
     # A reader of a pipe that ends with this process, in a session of its own: it survives a SIGKILL of this one.
     keeper = subprocess.Popen(["sh", "-c", remove], stdin=subprocess.PIPE, start_new_session=True)
     received = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: received.append(number))
+    ends = select.poll()
+    for pid in until:
+        ends.register(os.pidfd_open(pid), select.POLLIN)
     # A session of its own: a Ctrl-C reaches this process, which removes the container, and not the client as well.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None:
+        if ends.poll(100):
+            received.append(signal.SIGTERM)
         if received:
             subprocess.run([engine, "kill", name], capture_output=True)  # not there yet? again in a moment
-        time.sleep(0.1)
+            time.sleep(0.1)
     if received:
         keeper.communicate()
         return 128 + received[0]

@@ -47,7 +47,8 @@ def stage_command(device="cpu"):
     """What a stage's command line begins with: on the host, in an image, or where Snakemake's --sdm puts it."""
     if SDM:
         return "python -m ampgnn"
-    return f"{HOST} image run {IMAGE[device]}" if image_record(device) else HOST
+    # The container ends with the job's shell and with Snakemake, even if they are killed.
+    return f"{HOST} image run --until $$ --until $PPID {IMAGE[device]}" if image_record(device) else HOST
 
 
 def code_digest(*modules, device="cpu"):
