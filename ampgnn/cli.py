@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -149,9 +150,12 @@ def doctor() -> None:
 
 
 def app() -> None:
-    """The entry point: a ``UserError`` is one line on stderr and exit status 2."""
+    """The entry point: a ``UserError``, or a file that may not be written, is one line on stderr and exit status 2."""
     try:
         _typer()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except PermissionError as error:
+        print(f"error: {error.filename}: permission denied for user {os.getuid()}", file=sys.stderr)
         sys.exit(2)
