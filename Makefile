@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 
 KERNEL_SOURCES := $(shell find kernels -type f \( -path '*/src/*' -o -path '*/ampgnn_kernels/*.py' \) -o -path 'kernels/CMakeLists.txt' -o -path 'kernels/pyproject.toml')
 
-.PHONY: reproduce test report ui doctor lint format lock setup clean
+.PHONY: reproduce test test-containers report ui doctor lint format lock setup clean
 
 reproduce: setup  ## fetch the datasets, run the matrix, write results/report/index.html
 	snakemake --cores $(CORES) --configfile $(CONFIG)
@@ -17,6 +17,9 @@ reproduce: setup  ## fetch the datasets, run the matrix, write results/report/in
 test: export OMP_WAIT_POLICY ?= passive  # spinning threads and other jobs on the machine would starve each other
 test: setup  ## every test; AMPGNN_DATA_MIRROR names a folder or address with the Planetoid files
 	python -m pytest
+
+test-containers: setup  ## the images with a real Docker Engine, which it installs (root)
+	tests/containers/run.sh
 
 report:  ## the report again, from the runs there are
 	ampgnn report
@@ -29,7 +32,7 @@ doctor: setup  ## what this machine can do, and why not
 	ampgnn doctor
 
 lint: setup
-	ruff check . && ruff format --check . && snakemake --lint --configfile $(CONFIG)
+	ruff check . && ruff format --check . && hadolint docker/*.Dockerfile && snakemake --lint --configfile $(CONFIG)
 
 format: setup
 	ruff check --fix . && ruff format .

@@ -44,7 +44,7 @@ RUN uv pip install --no-cache --no-deps --compile-bytecode --python /opt/venv/bi
 
 FROM ${BASE_IMAGE} AS runtime
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* \
+RUN apt-get update && apt-get install -y --no-install-recommends tini && apt-get clean && rm -rf /var/lib/apt/lists/* \
  && { id -u 1000 >/dev/null 2>&1 || useradd --uid 1000 --create-home ampgnn; }
 COPY --from=python /opt/python /opt/python
 COPY --from=environment /opt/venv /opt/venv

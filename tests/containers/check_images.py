@@ -28,9 +28,10 @@ CONFIG = {
     "build_args": {"cpu": ARGUMENTS},
     "datasets": {"digits": None, "reddit-0.001": {"name": "reddit", "scale": 0.001}},
     "matrix": [
-        {**DIGITS, "precision": ["fp32", "fp16", "bf16"], "mode": ["amp", "pure"]},
+        {**DIGITS, "precision": ["fp32", "fp16"]},
+        {**DIGITS, "precision": ["bf16"], "mode": ["pure"]},
         {**DIGITS, "precision": ["fp32"], "backend": ["dgl"]},
-        {**DIGITS, "precision": ["fp32"], "device": ["cuda"]},
+        {**DIGITS, "precision": ["fp32"], "device": ["cuda"], "seeds": [0]},
         {"dataset": ["reddit-0.001"], "model": ["gat"], "precision": ["bf16"], "hidden": 8, "epochs": 3},
     ],
 }
@@ -40,7 +41,7 @@ LONG = {**CONFIG, "matrix": [{**DIGITS, "precision": ["fp32"], "epochs": 1_000_0
 def command(folder, *arguments, config=CONFIG):
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     words = [sys.executable, "-m", "snakemake", "-s", ROOT / "Snakefile", "--directory", folder, "--cores", "2"]
-    return [str(word) for word in (*words, "--configfile", folder / "config.yaml", *arguments)]
+    return [str(word) for word in (*words, *arguments, "--configfile", folder / "config.yaml")]
 
 
 def snakemake(folder, *arguments, config=CONFIG):
@@ -93,7 +94,7 @@ def test_the_image_is_small_and_holds_no_tools(image):
         f"\n{image['tag']}: {image['size_bytes'] / 1e9:.2f} GB on a base of {containers._inspect('docker', BASE)[1] / 1e9:.2f}"
     )
     assert image["size_bytes"] < 2e9
-    found = inside(image["digest"], "for t in gcc g++ cc cmake ninja pip uv; do command -v $t; done", "--user", "0:0")
+    found = inside(image["digest"], "for t in gcc g++ cc cmake ninja uv; do command -v $t; done", "--user", "0:0")
     assert found == ""
     left = inside(
         image["digest"], "ls /var/lib/apt/lists /var/cache/apt/archives/*.deb /root/.cache /tmp /src 2>/dev/null"
@@ -118,8 +119,8 @@ def test_the_code_is_read_only(image):
 
 
 def test_what_is_built_is_not_built_again(folder, image):
-    code, output = snakemake(folder, "image", "results/images/cpu.json")
-    assert code == 0 or "Nothing to be done" in output
+    code, output = snakemake(folder, "results/images/cpu.json")
+    assert code == 0 and "Nothing to be done" in output
     before = docker("images", "--quiet", "--no-trunc", "ampgnn").stdout
     start = time.monotonic()
     record = containers.build("cpu", folder / "again.json", "docker", ARGUMENTS)
@@ -178,7 +179,7 @@ def test_image_and_host_give_the_same_bits(folder, finished, tmp_path):
     code, output = snakemake(tmp_path, "runs", "--config", "runner=host", "engine=none")
     assert code == 0, output
     seeds = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("results/runs/*/*/seed*"))
-    assert len(seeds) == 13
+    assert len(seeds) == 9
     for seed in seeds:
         assert values(tmp_path / seed) == values(folder / seed), seed
         assert (tmp_path / seed / "model.safetensors").read_bytes() == (
@@ -187,10 +188,10 @@ def test_image_and_host_give_the_same_bits(folder, finished, tmp_path):
 
 
 def test_the_pipeline_ran_in_the_image_and_says_so(folder, image, finished):
-    assert "13 runs finished, 0 failed, 2 not run" in finished and f"image cpu: {image['tag']}" in finished
+    assert "9 runs finished, 0 failed, 1 not run" in finished and f"image cpu: {image['tag']}" in finished
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'results' / 'mlflow.db'}")
     runs = client.search_runs([client.get_experiment_by_name("ampgnn").experiment_id])
-    assert len(runs) == 15
+    assert len(runs) == 10
     assert {run.data.tags["ampgnn.image"] for run in runs} == {f"{image['tag']}@{image['digest']}"}
     assert {run.data.tags["mlflow.source.git.commit"] for run in runs} == {image["git_commit"]}
     for run in runs:
