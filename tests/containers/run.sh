@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+python=$(command -v python)  # the project's environment: `make test-containers`
 tools="docker.io docker-compose mmdebstrap"
 if ! dpkg --status $tools >/dev/null 2>&1; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -43,7 +44,7 @@ fi
 
 # torch's CPU wheel, where pip finds it; elsewhere the build asks PyTorch's index, as users' builds do.
 mkdir "$work/wheels"
-if "${PYTHON:-.venv/bin/python}" -m pip download --quiet --no-deps --dest "$work/wheels" torch==2.13.0+cpu 2>/dev/null; then
+if "$python" -m pip download --quiet --no-deps --dest "$work/wheels" torch==2.13.0+cpu 2>/dev/null; then
   export AMPGNN_TEST_TORCH_BACKEND=
 fi
 mkdir -p /usr/local/share/ca-certificates
@@ -64,4 +65,4 @@ export AMPGNN_TEST_BASE="ampgnn-test-base:$$"
 docker import --change 'ENV LANG=C.UTF-8 SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_FIND_LINKS=/opt/wheels' \
   "$work/base.tar" "$AMPGNN_TEST_BASE" >/dev/null
 rm "$work/base.tar"
-"${PYTHON:-.venv/bin/python}" -m pytest --basetemp="$work/tests" "$@" tests/containers/check_images.py
+"$python" -m pytest --basetemp="$work/tests" "$@" tests/containers/check_images.py
