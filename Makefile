@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 
 KERNEL_SOURCES := $(shell find kernels -type f \( -path '*/src/*' -o -path '*/ampgnn_kernels/*.py' \) -o -path 'kernels/CMakeLists.txt' -o -path 'kernels/pyproject.toml')
 
-.PHONY: reproduce test test-dgl-2.1 report ui doctor lint format lock setup clean
+.PHONY: reproduce test test-dgl-2.1 test-containers report ui doctor lint format lock setup clean
 
 reproduce: setup  ## fetch the datasets, run the matrix, write results/report/index.html
 	snakemake --cores $(CORES) --configfile $(CONFIG)
@@ -22,6 +22,9 @@ test-dgl-2.1: export OMP_WAIT_POLICY ?= passive
 test-dgl-2.1: $(VENV)/dgl-2.1.0/installed  ## the tests that face DGL, on DGL 2.1.0 beside everything else of .venv
 	$(VENV)/dgl-2.1.0/bin/python -m pytest tests/dgl tests/nn -k "not compile"
 
+test-containers: setup  ## the images with a real Docker Engine, which it installs (root)
+	tests/containers/run.sh
+
 report:  ## the report again, from the runs there are
 	ampgnn report
 
@@ -33,15 +36,22 @@ doctor: setup  ## what this machine can do, and why not
 	ampgnn doctor
 
 lint: setup
-	ruff check . && ruff format --check . && snakemake --lint --configfile $(CONFIG)
+	ruff check . && ruff format --check . && hadolint docker/*.Dockerfile && snakemake --lint --configfile $(CONFIG)
 
 format: setup
 	ruff check --fix . && ruff format .
 
-lock: $(VENV)/created  ## resolve envs/cpu.in anew
-	pip install --upgrade -r envs/cpu.in
+UV_LOCK = uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_28 --constraint envs/cpu.txt
+lock: $(VENV)/created  ## resolve envs/*.in anew; TORCH_WHEELS is a folder with torch's CPU wheel, if its index is out of reach
+	pip install --upgrade -r envs/cpu.in uv
 	(echo '# Python 3.11, Linux, CPU. Written by `make lock` from cpu.in.'; \
-	 pip freeze --exclude ampgnn --exclude ampgnn-kernels | sed 's/+cpu$$//') > envs/cpu.txt
+	 pip freeze --exclude ampgnn --exclude ampgnn-kernels --exclude uv | sed 's/+cpu$$//') > envs/cpu.txt
+	$(UV_LOCK) envs/build.in -o envs/build.lock
+	$(UV_LOCK) envs/image.in -o envs/cpu.lock $(if $(TORCH_WHEELS),--find-links $(TORCH_WHEELS),--torch-backend cpu)
+	$(UV_LOCK) envs/cuda.in -o envs/cuda.lock
+	sh envs/conda.sh envs/cpu.lock "For --sdm conda, on the CPU. torch is PyPI's build here, which also runs without a GPU." > envs/cpu.yaml
+	sh envs/conda.sh envs/cuda.lock "For --sdm conda, on NVIDIA GPUs." > envs/cuda.yaml
 
 setup: $(VENV)/installed
 

@@ -8,10 +8,11 @@ configfile: workflow.source_path("workflow/config/quick.yaml")
 
 
 # Used with --sdm apptainer alone.
-container: "docker://ampgnn:cpu"
+container: config["container"]
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/images.smk"
 include: "workflow/rules/datasets.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/report.smk"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,8 @@ _typer = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_image = typer.Typer(help="Container images: build, show, run a stage in one.", no_args_is_help=True)
+_typer.add_typer(_image, name="image")
 
 
 @_typer.command()
@@ -73,11 +76,13 @@ def plan(
 def report(
     results: Annotated[list[Path] | None, Argument(help="result.json files; default: all below results/runs")] = None,
     out: Annotated[Path, Option(help="folder for index.html and report.md")] = Path("results/report"),
+    image: Annotated[list[Path] | None, Option(help="records of images; default: all in results/images")] = None,
 ) -> None:
     """Compare runs: tables, figures, HTML and Markdown."""
     from .report import write_report
 
-    write_report(results or sorted(Path("results/runs").rglob("result.json")), out)
+    found = results or sorted(Path("results/runs").rglob("result.json"))
+    write_report(found, out, image or sorted(Path("results/images").glob("*.json")))
 
 
 @_typer.command("track-init")
@@ -107,6 +112,52 @@ def run(
     run_script(script, context.args)
 
 
+@_image.command("build")
+def image_build(
+    device: Annotated[str, Argument(help="cpu or cuda")],
+    out: Annotated[Path, Option(help="the image's record to write (JSON)")],
+    engine: Annotated[str, Option(help="auto, docker, podman or none")] = "auto",
+    build_arg: Annotated[list[str] | None, Option(help="NAME=VALUE, an argument of the Dockerfile")] = None,
+    log: Annotated[Path | None, Option(help="the engine's output; default: beside the record")] = None,
+    on_failure: Annotated[str, Option(help="fail: stop with an error; record: no more than the record tells")] = "fail",
+) -> None:
+    """Build an image, unless one of the same contents is there, and write its record."""
+    from . import containers
+
+    for name, value, allowed in (
+        ("DEVICE", device, containers.DEVICES),
+        ("--engine", engine, ("auto", *containers.ENGINES, "none")),
+        ("--on-failure", on_failure, ("fail", "record")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{name} must be one of {', '.join(allowed)}, got {value}")
+    pairs = [text.partition("=") for text in build_arg or []]
+    record = containers.build(device, out, engine, {name: value for name, _, value in pairs}, log)
+    if record["status"] != "built" and on_failure == "fail":
+        raise UserError(containers.describe(record))
+    print(containers.describe(record))
+
+
+@_image.command("show")
+def image_show(records: Annotated[list[Path], Argument(help="records of images")]) -> None:
+    """Show what became of images; an error unless all were built."""
+    from .containers import require_built
+
+    require_built(records)
+
+
+@_image.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def image_run(
+    record: Annotated[Path, Argument(help="the record of an image that was built")],
+    stage: Annotated[list[str], Argument(help="data, train, report, ... with its own arguments")],
+    until: Annotated[list[int] | None, Option(help="a process with whose end the container ends, too")] = None,
+) -> None:
+    """Run a stage in an image, as the calling user, with the folders it names mounted at their own places."""
+    from .containers import run
+
+    sys.exit(run(record, stage, until or []))
+
+
 @_typer.command()
 def doctor() -> None:
     """Show what this machine can do, and why not."""
@@ -116,9 +167,12 @@ def doctor() -> None:
 
 
 def app() -> None:
-    """The entry point: a ``UserError`` is one line on stderr and exit status 2."""
+    """The entry point: a ``UserError``, or a file that may not be written, is one line on stderr and exit status 2."""
     try:
         _typer()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except PermissionError as error:
+        print(f"error: {error.filename}: permission denied for user {os.getuid()}", file=sys.stderr)
         sys.exit(2)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from . import environment, precision, tracking
+from . import containers, environment, precision, tracking
 from .config import choices
 
 
@@ -21,8 +20,10 @@ def main() -> None:
     for name, value in {**about["machine"], **about["versions"]}.items():
         facts.add_row(name, "-" if value is None else str(value))
     facts.add_row("torch threads", str(torch.get_num_threads()))
-    for engine in ("docker", "podman", "apptainer"):
-        facts.add_row(engine, _engine(engine))
+    for engine in containers.ENGINES:
+        facts.add_row(engine, containers.engine_problem(engine) or "answers")
+    facts.add_row("apptainer", "installed" if shutil.which("apptainer") else "not installed")
+    facts.add_row("image", about["image"] or "-")
     facts.add_row("MLflow store", tracking.default_uri())
     console.print(facts)
     table = Table("device", "backend", "precision", "mode", "runs", title="Combinations", title_justify="left")
@@ -33,12 +34,3 @@ def main() -> None:
                     reason = precision.why_not(device, kind, backend, mode)
                     table.add_row(device, backend, kind, mode, "yes" if reason is None else f"no: {reason}")
     console.print(table)
-
-
-def _engine(name: str) -> str:
-    if shutil.which(name) is None:
-        return "not installed"
-    if name == "apptainer":
-        return "installed"
-    answer = subprocess.run([name, "info"], capture_output=True, timeout=30)
-    return "answers" if answer.returncode == 0 else "installed, does not answer"

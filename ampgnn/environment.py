@@ -1,4 +1,4 @@
-"""Where a run was made: the machine, the versions, the commit."""
+"""Where a run was made: the machine, the versions, the commit, the image."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import hashlib
 import importlib.util
 import os
 import platform
-import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from .git import commit_and_dirty
+
 PACKAGES = ("ampgnn", "ampgnn-kernels", "torch", "dgl", "numpy", "scipy", "snakemake", "mlflow")
 
 
 def describe() -> dict:
-    """{"machine", "versions", "git_commit", "git_dirty"} of this process."""
-    commit, dirty = _git()
-    return {"machine": machine(), "versions": versions(), "git_commit": commit, "git_dirty": dirty}
+    """{"machine", "versions", "git_commit", "git_dirty", "image"} of this process; no image: the host's environment."""
+    commit, dirty = commit_and_dirty()
+    about = {"machine": machine(), "versions": versions(), "git_commit": commit, "git_dirty": dirty}
+    return {**about, "image": os.environ.get("AMPGNN_IMAGE")}
 
 
 def machine() -> dict:
@@ -68,16 +70,3 @@ def _cpu_model() -> str:
         return platform.processor() or "unknown"
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _git() -> tuple[str | None, bool | None]:
-    """Commit and whether the tree differs from it; an image without .git has AMPGNN_GIT_COMMIT instead."""
-    here = Path(__file__).parent
-    try:
-        commit, status = (
-            subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=True).stdout.strip()
-            for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-        return commit, bool(status)
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("AMPGNN_GIT_COMMIT"), None

@@ -117,6 +117,7 @@ class Tracker:
             "ampgnn.dataset": config.dataset,
             "ampgnn.origin": record.get("origin", "unavailable"),
             "ampgnn.git_dirty": environment["git_dirty"],
+            "ampgnn.image": environment.get("image") or "none: the host's environment",
         }
         tags |= {f"ampgnn.{k}": getattr(config, k) for k in ("model", "precision", "mode", "backend", "device")}
         tags |= {f"ampgnn.machine.{k}": v for k, v in environment["machine"].items()}

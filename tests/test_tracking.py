@@ -61,6 +61,7 @@ def test_what_a_run_holds(tracker, tmp_path, store):
     assert run.info.run_name == "digits/gcn-bf16-amp-native-cpu/s0" and run.info.status == "FINISHED"
     assert run.data.params["precision"] == "bf16" and run.data.params["seed"] == "0" and run.data.params["lr"] == "0.01"
     assert run.data.tags["ampgnn.status"] == "finished" and run.data.tags["ampgnn.config_hash"] == CONFIG.hash
+    assert run.data.tags["ampgnn.image"] == "none: the host's environment"
     assert run.data.tags["ampgnn.machine.isa"] and run.data.tags["ampgnn.version.torch"]
     assert [p.value for p in client.get_metric_history(run_id, "train/loss")] == [2.0, 1.0]
     assert run.data.metrics["final/test/acc"] == 0.7

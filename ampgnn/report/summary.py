@@ -6,9 +6,11 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from ampgnn import containers
 
-def summary(results: list[str], report: list[str]) -> list[str]:
-    """Lines about those of ``results`` (result.json files) and ``report`` that exist."""
+
+def summary(results: list[str], report: list[str], images: list[str] = ()) -> list[str]:
+    """Lines about those of ``results`` (result.json files), ``report`` and ``images`` (records) that exist."""
     found = [json.loads(Path(r).read_text()) for r in results if Path(r).exists()]
     runs = [(result, run) for result in found for run in result["runs"]]
     status = Counter(run["status"] for _, run in runs)
@@ -24,5 +26,6 @@ def summary(results: list[str], report: list[str]) -> list[str]:
     lines += [f"  {key}: {note}" for key, note in notes.items()]
     if any(not r["tracking"]["reachable"] for r in found):
         lines.append("  MLflow could not be used for some runs: the report says which")
+    lines += [f"  {containers.describe(containers.read_record(path))}" for path in images if Path(path).exists()]
     lines += [f"  report: {path}" for path in report if Path(path).exists()]
     return lines

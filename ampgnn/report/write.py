@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jinja2
 
+from ampgnn import containers
 from ampgnn import plan as planning
 from ampgnn.config import dump, parse
 
@@ -17,11 +18,14 @@ from .collect import collect
 UI = "http://127.0.0.1:5000"  # where `make ui` serves MLflow
 
 
-def write_report(files: list[Path], out: Path) -> None:
+def write_report(files: list[Path], out: Path, images: list[Path] = ()) -> None:
     """Writes ``index.html`` (one file, no network) and ``report.md`` into ``out``.
 
+    Args:
+        files: result files. images: records of container images.
+
     Raises:
-        UserError: there is nothing to report on, or a damaged result file.
+        UserError: there is nothing to report on, or a damaged file.
     """
     found = collect(files)
     notes = {r["config"]["dataset"]: r["dataset"].get("note") or r["dataset"]["reason"] for r in found.results}
@@ -30,6 +34,7 @@ def write_report(files: list[Path], out: Path) -> None:
         "tables": made,
         "pictures": {t.anchor: [figures.loss_curves(t, found.curves), figures.speedups(t)] for t in made},
         "problems": found.problems,
+        "images": [containers.describe(containers.read_record(path)) for path in images],
         "counts": found.runs["status"].value_counts().to_dict(),
         "environments": _environments(found.results),
         "configs": {f"{r['config']['dataset']}/{r['id']}": dump(parse(r["config"])) for r in found.results},

@@ -26,18 +26,28 @@ TINY = {
 }  # fmt: skip
 
 
+def silent_engines(folder) -> Path:
+    """A folder with engines that no daemon stands behind; `tests/containers` has real ones."""
+    programs = folder / "engines"
+    programs.mkdir(exist_ok=True)
+    for name in ("docker", "podman"):
+        (programs / name).write_text("#!/bin/sh\necho Cannot connect >&2\nexit 1\n")
+        (programs / name).chmod(0o755)
+    return programs
+
+
 def snakemake(folder, *arguments, config=None, timeout=300, **env):
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     command = [Path(sys.executable).parent / "snakemake", "-s", ROOT / "Snakefile", "--directory", folder]
-    command += ["--configfile", folder / "config.yaml", *arguments]
+    command += [*arguments, "--configfile", folder / "config.yaml"]
     done = subprocess.run(
         [str(c) for c in command],
         capture_output=True,
         text=True,
         timeout=timeout,
         cwd=folder,
-        env={**os.environ, **env},
+        env={**os.environ, "PATH": f"{silent_engines(folder)}:{os.environ['PATH']}", **env},
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -91,6 +101,29 @@ def test_the_report_says_what_is_synthetic_and_what_did_not_run(finished):
         for result in results(folder).values():
             for run in result["runs"]:
                 assert run["status"] != "finished" or f"/runs/{run['mlflow_run_id']}" in text
+
+
+def test_without_an_engine_the_report_says_so(finished):
+    folder, output = finished
+    words = "images: not built, no container engine (docker: Cannot connect; podman: Cannot connect)"
+    assert words in output
+    for name in ("index.html", "report.md"):
+        text = (folder / "results" / "report" / name).read_text()
+        assert words in text and "the host" in text
+    code, output = snakemake(folder, "images", "--cores", "1")
+    assert code != 0 and f"error: {words}" in output
+    code, output = snakemake(folder, "--cores", "1", "--forcerun", "image", "--config", "runner=docker")
+    assert code != 0 and f"error: {words}" in output and "Traceback" not in output
+
+
+def test_with_runner_docker_each_stage_runs_in_its_image(tmp_path):
+    code, output = snakemake(tmp_path, "-n", "-p", "--config", "runner=docker", config=TINY)
+    assert code == 0, output
+    commands = [line for line in output.splitlines() if line.startswith("Shell command:") and " -m ampgnn " in line]
+    stages = [
+        line for line in commands if "-m ampgnn image run --until $$ --until $PPID results/images/cpu.json " in line
+    ]
+    assert len(stages) == 9 and len(commands) == 10 and "image build cpu --engine auto" in output
 
 
 def test_a_second_run_does_nothing(finished):
@@ -164,6 +197,8 @@ def test_graph_lint_and_snakemakes_own_report(finished):
     "change, words",
     [
         (lambda c: c.update(tracking="x"), "config: unknown key 'tracking', allowed are threads"),
+        (lambda c: c.update(engine="lxc"), "'lxc' is not one of ['auto', 'docker', 'podman', 'none']"),
+        (lambda c: c.update(build_args={"tpu": {}}), "unknown key 'tpu', allowed are cpu, cuda"),
         (lambda c: c["matrix"][0].update(precision=["fp8"]), "'fp8' is not one of ['fp32', 'fp16', 'bf16']"),
         (lambda c: c["matrix"][0].update(dataset=["cora"]), "dataset 'cora' is not under datasets, allowed are digits"),
         (lambda c: c["matrix"][1].update(heads=[1, 1]), "gat has 3 layers, got 2 numbers of heads"),

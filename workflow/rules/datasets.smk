@@ -1,15 +1,19 @@
 rule prepare_dataset:
+    input:
+        image=ancient(image_record()),
     output:
         "results/data/{dataset}.json",
     log:
         "results/logs/data/{dataset}.log",
+    retries: 1
+    conda:
+        "../../envs/cpu.yaml"
     params:
         options=dataset_options,
         cache=config["cache"],
         on_unavailable=config["on_unavailable"],
-        ampgnn=AMPGNN,
-        code=sources_digest("ampgnn.datasets"),
-    retries: 1
+        ampgnn=stage_command(),
+        code=code_digest("ampgnn.datasets"),
     message:
         "Dataset {wildcards.dataset}"
     shell:

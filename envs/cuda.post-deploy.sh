@@ -1,0 +1,1 @@
+cpu.post-deploy.sh

@@ -1,0 +1,293 @@
+"""The images for real: built, run by hand and by the pipeline, killed. Started by run.sh, not by a plain pytest."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from ampgnn import containers
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = os.environ["AMPGNN_TEST_BASE"]
+ARGUMENTS = {"BASE_IMAGE": BASE}
+if "AMPGNN_TEST_TORCH_BACKEND" in os.environ:
+    ARGUMENTS["TORCH_BACKEND"] = os.environ["AMPGNN_TEST_TORCH_BACKEND"]
+DIGITS = {"dataset": ["digits"], "model": ["gcn"], "epochs": 4, "seeds": [0, 1]}
+CONFIG = {
+    "threads": 1,
+    "engine": "docker",
+    "build_args": {"cpu": ARGUMENTS},
+    "datasets": {"digits": None, "reddit-0.001": {"name": "reddit", "scale": 0.001}},
+    "matrix": [
+        {**DIGITS, "precision": ["fp32", "fp16"]},
+        {**DIGITS, "precision": ["bf16"], "mode": ["pure"]},
+        {**DIGITS, "precision": ["fp32"], "backend": ["dgl"]},
+        {**DIGITS, "precision": ["fp32"], "device": ["cuda"], "seeds": [0]},
+        {"dataset": ["reddit-0.001"], "model": ["gat"], "precision": ["bf16"], "hidden": 8, "epochs": 3},
+    ],
+}
+LONG = {**CONFIG, "matrix": [{**DIGITS, "precision": ["fp32"], "epochs": 1_000_000, "seeds": [0]}]}
+
+
+def command(folder, *arguments, config=CONFIG):
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    words = [sys.executable, "-m", "snakemake", "-s", ROOT / "Snakefile", "--directory", folder, "--cores", "2"]
+    return [str(word) for word in (*words, *arguments, "--configfile", folder / "config.yaml")]
+
+
+def snakemake(folder, *arguments, config=CONFIG):
+    done = subprocess.run(
+        command(folder, *arguments, config=config), capture_output=True, text=True, cwd=folder, timeout=570
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def docker(*arguments):
+    return subprocess.run(["docker", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+def inside(image, script, *options):
+    """The output of a shell script in an image."""
+    done = docker("run", "--rm", *options, "--entrypoint", "sh", image, "-c", script)
+    return done.stdout + done.stderr
+
+
+def running():
+    return docker("ps", "--quiet", "--filter", "name=ampgnn-").stdout.split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("docker")
+
+
+@pytest.fixture(scope="module")
+def image(folder):
+    """The record of the CPU image, built by `snakemake images`."""
+    code, output = snakemake(folder, "images")
+    log = folder / "results" / "logs" / "images" / "cpu.log"
+    assert code == 0, output + (log.read_text()[-3000:] if log.exists() else "")
+    record = containers.read_record(folder / "results" / "images" / "cpu.json")
+    yield record
+    docker("image", "rm", "--force", record["digest"])
+
+
+@pytest.fixture(scope="module")
+def finished(folder, image):
+    code, output = snakemake(folder, "--config", "runner=docker")
+    assert code == 0, output
+    return output
+
+
+def test_the_image_is_small_and_holds_no_tools(image):
+    assert image["status"] == "built" and image["tag"].startswith("ampgnn:cpu-")
+    print(
+        f"\n{image['tag']}: {image['size_bytes'] / 1e9:.2f} GB on a base of {containers._inspect('docker', BASE)[1] / 1e9:.2f}"
+    )
+    assert image["size_bytes"] < 2e9
+    found = inside(image["digest"], "for t in gcc g++ cc cmake ninja uv; do command -v $t; done", "--user", "0:0")
+    assert found == ""
+    left = inside(
+        image["digest"], "ls /var/lib/apt/lists /var/cache/apt/archives/*.deb /root/.cache /tmp /src 2>/dev/null"
+    )
+    assert left.split() == ["/var/lib/apt/lists:", "/tmp:"]
+
+
+def test_the_image_says_what_it_is(image):
+    about = json.loads(docker("image", "inspect", image["digest"]).stdout)[0]["Config"]
+    labels = about["Labels"]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert labels["org.opencontainers.image.revision"] == commit == image["git_commit"]
+    assert labels["org.opencontainers.image.version"] == "0.1.0" and labels["ampgnn.torch"] == "2.13.0"
+    assert about["User"] == "1000:1000" and about["Entrypoint"][0] == "tini"
+    assert f"AMPGNN_IMAGE={image['tag']}" in about["Env"] and f"AMPGNN_GIT_COMMIT={commit}" in about["Env"]
+
+
+def test_the_code_is_read_only(image):
+    where = "$(python -c 'import ampgnn; print(ampgnn.__path__[0])')"
+    assert inside(image["digest"], "id -u").strip() == "1000"
+    assert "Permission denied" in inside(image["digest"], f"touch {where}/x")
+
+
+def test_what_is_built_is_not_built_again(folder, image):
+    code, output = snakemake(folder, "results/images/cpu.json")
+    assert code == 0 and "Nothing to be done" in output
+    before = docker("images", "--quiet", "--no-trunc", "ampgnn").stdout
+    start = time.monotonic()
+    record = containers.build("cpu", folder / "again.json", "docker", ARGUMENTS)
+    assert record["digest"] == image["digest"] and not (folder / "again.log").exists()
+    assert docker("images", "--quiet", "--no-trunc", "ampgnn").stdout == before
+    print(f"{time.monotonic() - start:.1f} s")
+
+
+def test_single_stages_by_hand_as_any_user(image, tmp_path):
+    """The README's commands, as a user who is not in the image."""
+    os.chown(tmp_path, 1234, 1234)
+    tmp_path.chmod(0o755)
+    (tmp_path / "run.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: bf16\nepochs: 3\n")
+    options = ["--rm", "--user", "1234:1234", "--volume", f"{tmp_path}:{tmp_path}", "--workdir", tmp_path]
+    for stage in (
+        ["doctor"],
+        ["data", "digits", "--out", "results/data/digits.json", "--cache", "results/cache"],
+        ["train", "--config", "run.yaml", "--data", "results/data/digits.json", "--out", "results/runs/x"],
+        ["report"],
+    ):
+        done = docker("run", *options, image["tag"], *stage)
+        assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "results" / "runs" / "x" / "result.json").read_text())
+    assert result["runs"][0]["status"] == "finished" and result["environment"]["image"] == image["tag"]
+    assert result["environment"]["git_commit"] == image["git_commit"]
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in (tmp_path / "results").rglob("*")}
+    assert owners == {(1234, 1234)}
+    assert (tmp_path / "results" / "report" / "index.html").is_file()
+
+
+def test_a_folder_of_someone_else_is_one_clear_line(image, tmp_path):
+    tmp_path.chmod(0o755)
+    options = ["--rm", "--user", "1234:1234", "--volume", f"{tmp_path}:{tmp_path}", "--workdir", tmp_path]
+    done = docker("run", *options, image["tag"], "data", "digits", "--out", "results/digits.json", "--cache", "cache")
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and len(lines) == 1 and lines[0].startswith("error: ") and "1234" in lines[0]
+
+
+def test_the_wrapper_gives_files_to_the_caller(folder, image, finished, tmp_path, monkeypatch):
+    os.chown(tmp_path, 1234, 1234)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    monkeypatch.setattr(os, "getgid", lambda: 1234)
+    words = containers.run_command(image, "ampgnn-test", ["data", "digits", "--out", "d.json", "--cache", "cache"])
+    subprocess.run(words, check=True)
+    assert (tmp_path / "d.json").stat().st_uid == (tmp_path / "cache").stat().st_uid == 1234
+
+
+def values(run: Path):
+    """The lines of a seed's metrics without what is measured of the machine."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("epoch_seconds", "peak_rss_bytes")} for row in rows]
+
+
+def test_image_and_host_give_the_same_bits(folder, finished, tmp_path):
+    code, output = snakemake(tmp_path, "runs", "--config", "runner=host", "engine=none")
+    assert code == 0, output
+    seeds = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("results/runs/*/*/seed*"))
+    assert len(seeds) == 9
+    for seed in seeds:
+        assert values(tmp_path / seed) == values(folder / seed), seed
+        assert (tmp_path / seed / "model.safetensors").read_bytes() == (
+            folder / seed / "model.safetensors"
+        ).read_bytes()
+
+
+def test_the_pipeline_ran_in_the_image_and_says_so(folder, image, finished):
+    assert "9 runs finished, 0 failed, 1 not run" in finished and f"image cpu: {image['tag']}" in finished
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'results' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("ampgnn").experiment_id])
+    assert len(runs) == 10
+    assert {run.data.tags["ampgnn.image"] for run in runs} == {f"{image['tag']}@{image['digest']}"}
+    assert {run.data.tags["mlflow.source.git.commit"] for run in runs} == {image["git_commit"]}
+    for run in runs:
+        assert Path(run.info.artifact_uri).is_dir()  # the same path inside and outside
+    report = (folder / "results" / "report" / "report.md").read_text()
+    assert f"ran in: {image['tag']}@{image['digest']}" in report and f"image cpu: {image['tag']}" in report
+    uids = {path.stat().st_uid for path in (folder / "results").rglob("*")}
+    assert uids == {os.getuid()}
+    assert running() == []
+
+
+def test_a_second_run_in_the_image_does_nothing(folder, finished):
+    code, output = snakemake(folder, "--config", "runner=docker")
+    assert code == 0 and "Nothing to be done" in output
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_container_ends_with_its_process(folder, finished, tmp_path, number):
+    (tmp_path / "long.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: 1000000\n")
+    record, data = folder / "results" / "images" / "cpu.json", folder / "results" / "data" / "digits.json"
+    stage = ["train", "--config", "long.yaml", "--data", data, "--out", "out", "--threads", "1"]
+    words = [sys.executable, "-m", "ampgnn", "image", "run", record, *stage]
+    process = subprocess.Popen([str(word) for word in words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(lambda: (tmp_path / "out" / "train.log").exists() and running())
+    process.send_signal(number)
+    assert process.wait(60) in (128 + number, -number)
+    wait_for(lambda: docker("ps", "--all", "--quiet", "--filter", "name=ampgnn-").stdout == "")
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "the job's shell is killed", "Snakemake is killed"])
+def test_a_killed_job_stops_its_container(image, finished, folder, tmp_path, how):
+    shutil.copytree(folder / "results" / "images", tmp_path / "results" / "images")
+    words = command(tmp_path, "--config", "runner=docker", "--nolock", config=LONG)
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(
+            words, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        log = tmp_path / "results" / "runs" / "digits" / "gcn-fp32-native-cpu" / "train.log"
+        wait_for(lambda: log.exists() or process.poll() is not None, 120)
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        if how == "Ctrl-C":
+            os.killpg(process.pid, signal.SIGINT)
+        elif how == "Snakemake is killed":
+            process.kill()
+        else:
+            shells = subprocess.run(["pgrep", "--parent", str(process.pid), "bash"], capture_output=True, text=True)
+            for pid in shells.stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+        wait_for(lambda: running() == [])
+        if how == "the job's shell is killed":
+            process.terminate()
+        process.wait(120)
+    assert docker("ps", "--all", "--quiet", "--filter", "name=ampgnn-").stdout == ""
+
+
+def test_a_failed_build_costs_no_result(tmp_path):
+    """No base image: recorded, the host's environment goes on; with runner=docker or `snakemake images` an error."""
+    nowhere = f"nowhere.invalid/{uuid.uuid4().hex}:1"
+    small = [{**DIGITS, "precision": ["fp32"], "epochs": 1, "seeds": [0]}]
+    config = {**CONFIG, "build_args": {"cpu": {**ARGUMENTS, "BASE_IMAGE": nowhere}}, "matrix": small}
+    code, output = snakemake(tmp_path, config=config)
+    assert code == 0, output
+    words = "image cpu: build failed at [internal] load metadata for " + nowhere
+    line = next(line for line in output.splitlines() if line.strip().startswith("image cpu: build failed"))
+    assert words in line and "; log: results/logs/images/cpu.log" in line
+    assert nowhere in (tmp_path / "results" / "logs" / "images" / "cpu.log").read_text()
+    assert words in (tmp_path / "results" / "report" / "report.md").read_text()
+    code, output = snakemake(tmp_path, "images", config=config)
+    assert code != 0 and f"error: {words}" in output
+    (tmp_path / "results" / "images" / "cpu.json").unlink()
+    code, output = snakemake(tmp_path, "--config", "runner=docker", config=config)
+    assert code != 0 and f"error: {words}" in output and "Traceback" not in output
+    assert (tmp_path / "results" / "runs" / "digits" / "gcn-fp32-native-cpu" / "result.json").exists()
+
+
+def test_a_failing_step_is_named(image, tmp_path):
+    record = containers.build("cpu", tmp_path / "cpu.json", "docker", {**ARGUMENTS, "LOCK": "none.lock"})
+    assert record["status"] == "failed" and "COPY envs/none.lock" in record["reason"]
+
+
+def test_the_cuda_image_on_the_stand_in(image, tmp_path):
+    """All its stages, with the CPU's packages in place of CUDA's: what it needs of a GPU's machine is not here."""
+    arguments = {**ARGUMENTS, "LOCK": "cpu.lock"}
+    record = containers.build("cuda", tmp_path / "cuda.json", "docker", arguments)
+    assert record["status"] == "built", Path(record["log"]).read_text()[-3000:]
+    done = docker("run", "--rm", record["tag"], "doctor")
+    assert done.returncode == 0 and "no CUDA device" in done.stdout
+    assert inside(record["tag"], "echo $NVIDIA_VISIBLE_DEVICES; ls -ld /opt/triton").startswith("all\ndrwxrwxrwt")
+    done = subprocess.run(containers.run_command(record, "ampgnn-gpu", ["doctor"]), capture_output=True, text=True)
+    assert done.returncode != 0 and "device driver" in done.stderr  # --gpus without a GPU
+    docker("image", "rm", "--force", record["digest"])
