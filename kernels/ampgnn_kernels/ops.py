@@ -32,11 +32,13 @@ _lib.define(
     " float negative_slope) -> (Tensor, Tensor, Tensor)"
 )
 _lib.define(
-    "gat_attention_backward(Tensor rindptr, Tensor rindices, Tensor h, Tensor el, Tensor er, Tensor out, Tensor largest,"
-    " Tensor total, Tensor grad, float negative_slope) -> (Tensor, Tensor, Tensor)"
+    "gat_attention_backward(Tensor indptr, Tensor indices, Tensor rindptr, Tensor rindices, Tensor h, Tensor el,"
+    " Tensor er, Tensor out, Tensor largest, Tensor total, Tensor grad, float negative_slope)"
+    " -> (Tensor, Tensor, Tensor)"
 )
 _lib.define(
-    "arg_scatter(Tensor indptr, Tensor indices, Tensor? eids, Tensor grad, Tensor arg, str target, SymInt rows) -> Tensor"
+    "arg_scatter(Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids,"
+    " Tensor grad, Tensor arg, str target, SymInt rows) -> Tensor"
 )
 
 _ops = torch.ops.ampgnn
@@ -58,16 +60,34 @@ def _cpu_gat_attention(indptr, indices, rindptr, rindices, *rest):
     return cpu.gat_attention(indptr, indices, *rest)
 
 
+def _cpu_gat_attention_backward(indptr, indices, *rest):
+    return cpu.gat_attention_backward(*rest)
+
+
+def _cpu_arg_scatter(indptr, indices, eids, rindptr, rindices, reids, *rest):
+    return cpu.arg_scatter(indptr, indices, eids, *rest)
+
+
+def _on_gpu(name: str):
+    def call(*args):
+        from . import gpu  # with triton, which only CUDA builds of torch bring
+
+        return getattr(gpu, name)(*args)
+
+    return call
+
+
 for _name, _function in {
     "spmm": _cpu_spmm,
     "sddmm": _cpu_sddmm,
     "edge_softmax": cpu.edge_softmax,
     "edge_softmax_backward": cpu.edge_softmax_backward,
     "gat_attention": _cpu_gat_attention,
-    "gat_attention_backward": cpu.gat_attention_backward,
-    "arg_scatter": cpu.arg_scatter,
+    "gat_attention_backward": _cpu_gat_attention_backward,
+    "arg_scatter": _cpu_arg_scatter,
 }.items():
     _lib.impl(_name, _function, "CPU")
+    _lib.impl(_name, _on_gpu(_name), "CUDA")
 
 
 # ---- shapes, for tracing
@@ -124,12 +144,12 @@ def _(indptr, indices, rindptr, rindices, h, el, er, negative_slope):
 
 
 @torch.library.register_fake("ampgnn::gat_attention_backward", lib=_lib)
-def _(rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
+def _(indptr, indices, rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
     return h.new_empty(h.shape), el.new_empty(el.shape), er.new_empty(er.shape)
 
 
 @torch.library.register_fake("ampgnn::arg_scatter", lib=_lib)
-def _(indptr, indices, eids, grad, arg, target, rows):
+def _(indptr, indices, eids, rindptr, rindices, reids, grad, arg, target, rows):
     return grad.new_empty((rows, *grad.shape[1:]))
 
 
@@ -234,7 +254,7 @@ def _dot_split(w, features) -> int | None:
 
 def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     def scatter(grad, target, rows):
-        return _ops.arg_scatter(*edges.here, grad, arg, target, rows)
+        return _ops.arg_scatter(*edges.here, *edges.there, grad, arg, target, rows)
 
     num_edges = edges.here[1].shape[0]
     if op == "copy_u":
@@ -344,14 +364,14 @@ def _edge_softmax_double_backward(ctx, grad):
 
 
 def _save_gat_attention(ctx, inputs, output):
-    _, _, rindptr, rindices, h, el, er, ctx.negative_slope = inputs
+    *saved, ctx.negative_slope = inputs
     out, largest, total = output
     ctx.mark_non_differentiable(largest, total)
-    ctx.save_for_backward(rindptr, rindices, h, el, er, out, largest, total)
+    ctx.save_for_backward(*saved, out, largest, total)
 
 
 def _gat_attention_backward(ctx, grad, *_):
-    if ctx.saved_tensors[0] is None:
+    if ctx.saved_tensors[2] is None:
         raise RuntimeError("the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices")
     gradients = _ops.gat_attention_backward(*ctx.saved_tensors, grad, ctx.negative_slope)
     return None, None, None, None, *gradients, None

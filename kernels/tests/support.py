@@ -28,6 +28,14 @@ def exact(t):
     return t.detach().double().requires_grad_(t.requires_grad)
 
 
+def gradients(function, inputs, dtype, seed=9):
+    """Of the inputs, for the same incoming gradient, rounded to `dtype`, in whatever type the function computes."""
+    inputs = [t for t in inputs if t is not None]
+    out = function()
+    weight = features(*out.shape, dtype=dtype, seed=seed).to(out.dtype)
+    return torch.autograd.grad(out, inputs, weight, allow_unused=True)
+
+
 def assert_within(out, ref, terms, magnitude):
     """|out - ref| <= u |ref| + n 2^-24 sum |terms|, element by element (2^-53 for float64)."""
     dtype, out, ref = out.dtype, out.detach().double(), ref.detach()

@@ -1,0 +1,14 @@
+"""The operators on the GPU, as Triton kernels: imported when the first operator meets a CUDA tensor.
+
+Each kernel walks the pieces of a ``Schedule``; see ``schedule.py`` for the design they share.
+"""
+
+try:
+    import triton  # noqa: F401
+except ImportError:
+    raise RuntimeError("ampgnn_kernels on CUDA tensors needs triton, which comes with CUDA builds of torch") from None
+
+from .extreme import arg_scatter
+from .spmm import spmm
+
+__all__ = ["arg_scatter", "spmm"]

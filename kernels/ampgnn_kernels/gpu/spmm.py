@@ -1,0 +1,81 @@
+"""Sums and means of the messages of each row's edges."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .extreme import extreme
+from .rows import combine, store_rows
+from .schedule import Schedule, schedule_of
+from .tiles import WARPS, accumulator, apply_op, columns, edge_ids, launch, load_columns, load_pieces, tile
+
+EDGE_OPS = {"copy_u": "copy_lhs", "copy_e": "copy_rhs"}
+
+
+def spmm(indptr, indices, eids, rindptr, rindices, reids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg) -> tuple[Tensor, Tensor]:
+    """As ``cpu.spmm``, on the GPU."""
+    x, w = (None if t is None else t.contiguous() for t in (x, w))
+    op = EDGE_OPS.get(op, op)
+    schedule = schedule_of(indptr, indices)
+    if reduce in ("max", "min"):
+        return extreme(schedule, indptr, indices, eids, x, w, op, reduce, with_arg)
+    return _sum(schedule, indptr, indices, eids, x, w, op, reduce == "mean", src_scale, dst_scale), indices.new_empty(0)
+
+
+def _sum(schedule: Schedule, indptr, indices, eids, x, w, op, mean, src_scale, dst_scale) -> Tensor:
+    a, b = (w if x is None else x), (x if w is None else w)
+    c = columns(a.shape[1:], b.shape[1:], False, a.device)
+    out = a.new_empty((indptr.shape[0] - 1, *c.plan.shape))
+    partial = a.new_empty((schedule.split, c.width), dtype=accumulator(a.dtype))
+    shape = tile(schedule, c.plan.inner)
+    inner_blocks = triton.cdiv(c.plan.inner, shape["F"])
+    blocks = c.plan.outer * inner_blocks
+    launch(
+        sum_pieces,
+        triton.cdiv(schedule.pieces, shape["R"]) * blocks,
+        *(indices, None if w is None else eids, *schedule[:3], schedule.pieces, schedule.split),
+        *(x, w, c.lhs_off, c.rhs_off, a.shape[1:].numel(), b.shape[1:].numel(), c.plan.inner, c.width, inner_blocks, blocks),
+        *(src_scale, dst_scale, out, partial),
+        **{"OP": op, "MEAN": mean, "X_STEP": c.plan.lhs_step, "W_STEP": c.plan.rhs_step},
+        **{"X_ALIGN": c.lhs_align, "W_ALIGN": c.rhs_align, **shape, "num_warps": WARPS},
+    )
+    combine(schedule, indptr, partial, out, mean, dst_scale)
+    return out
+
+
+@triton.jit
+def sum_pieces(
+    indices, eids, row, start, stop, pieces, split,
+    x, w, x_off, w_off, x_stride, w_stride, inner, width, inner_blocks, blocks,
+    src_scale, dst_scale, out, partial,
+    OP: tl.constexpr, MEAN: tl.constexpr, X_STEP: tl.constexpr, W_STEP: tl.constexpr,
+    X_ALIGN: tl.constexpr, W_ALIGN: tl.constexpr, R: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
+    acc_type: tl.constexpr = partial.dtype.element_ty
+    program = tl.program_id(0)
+    outer = program % blocks // inner_blocks
+    i = program % blocks % inner_blocks * F + tl.arange(0, F)
+    piece, here, r, k0, k1 = load_pieces(row, start, stop, program // blocks * R, pieces, R)
+    x_first = tl.multiple_of(tl.load(x_off + outer), X_ALIGN)
+    w_first = tl.multiple_of(tl.load(w_off + outer), W_ALIGN)
+    acc = tl.zeros([R, E, F], acc_type)
+    for step in range(0, tl.max(k1 - k0), E):
+        k = k0[:, None] + step + tl.arange(0, E)[None, :]
+        edge = k < k1[:, None]
+        u = tl.load(indices + k, mask=edge, other=0).to(tl.int64)
+        a = acc
+        b = acc
+        if x is not None:
+            a = load_columns(x, u * x_stride + x_first, i, inner, edge, X_STEP).to(acc_type)
+        if w is not None:
+            b = load_columns(w, edge_ids(eids, k, edge) * w_stride + w_first, i, inner, edge, W_STEP).to(acc_type)
+        message = apply_op(a, b, OP)
+        if src_scale is not None:
+            message *= tl.load(src_scale + u, mask=edge, other=0)[:, :, None]
+        acc += tl.where(edge[:, :, None], message, 0)
+    total = tl.sum(acc, 1)
+    column = outer * inner + i
+    store_rows(total, piece, here, r, k1 - k0, column, i < inner, width, split, dst_scale, out, partial, MEAN)
