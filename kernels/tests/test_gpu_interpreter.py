@@ -80,3 +80,55 @@ def test_spmm(op, reduce, shapes, dtype):
     want = gradients(lambda: want, (x64, w64), dtype)
     for a, b, c in zip(ours, plain, want, strict=True):
         assert_as_good_as_torch(a, b, c)
+
+
+SDDMM = [
+    ("dot", ((2, 16), (2, 16)), "uv"), ("dot", ((1, 5), (3, 5)), "vu"), ("dot", ((300,), (300,)), "ue"),
+    ("dot", ((8, 3), (8, 3)), "ev"), ("add", ((17,), (1,)), "uv"), ("sub", ((4, 5), (4, 1)), "ve"),
+    ("mul", ((), ()), "uv"), ("div", ((1, 5), (3, 5)), "eu"), ("copy_lhs", ((3,), (3,)), "uv"),
+    ("copy_rhs", ((3,), (3,)), "uv"), ("mul", ((64,), (64,)), "vv"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op, shapes, targets", SDDMM)
+def test_sddmm(op, shapes, targets, dtype):
+    graph = random_graph(9, 7, 61, IDTYPES[len(shapes[0]) % 2], seed=len(op))
+    rows = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges}
+    lhs, rhs = (
+        features(rows[t], *s, dtype=dtype, seed=i, low=0.5).requires_grad_()
+        for i, (t, s) in enumerate(zip(targets, shapes, strict=True))
+    )
+    lhs, rhs = None if op == "copy_rhs" else lhs, None if op == "copy_lhs" else rhs
+    exacts = [None if t is None else exact(t) for t in (lhs, rhs)]
+    out = ak.sddmm(graph, op, lhs, rhs, *targets)
+    want = ref.sddmm(graph, op, *exacts, *targets)
+    assert out.shape == want.shape and out.dtype == dtype
+    magnitude = ref.sddmm(graph, op, *(t if t is None else t.abs() for t in exacts), *targets).abs()
+    assert_within(out, want, shapes[0][-1] + 1 if op == "dot" else 2, magnitude)
+    ours = gradients(lambda: out, (lhs, rhs), dtype)
+    plain = gradients(lambda: ref.sddmm(graph, op, lhs, rhs, *targets), (lhs, rhs), dtype)
+    want = gradients(lambda: want, exacts, dtype)
+    for a, b, c in zip(ours, plain, want, strict=True):
+        assert_as_good_as_torch(a, b, c)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, norm_by", [((), "dst"), ((3,), "src"), ((2, 5), "dst"), ((70,), "dst")])
+def test_edge_softmax(heads, norm_by, dtype):
+    graph = random_graph(9, 7, 90, torch.int64)
+    logits = (features(graph.num_edges, *heads, dtype=torch.float64) * 20).to(dtype).requires_grad_()
+    logits64 = exact(logits)
+    out, want = ak.edge_softmax(graph, logits, norm_by), ref.edge_softmax(graph, logits64, norm_by)
+    assert_softmax(out, want.detach())
+    ours, plain, want = (
+        gradients(lambda: f, [x], dtype)[0]
+        for f, x in ((out, logits), (ref.edge_softmax(graph, logits, norm_by), logits), (want, logits64))
+    )
+    assert_as_good_as_torch(ours, plain, want)
+
+
+def assert_softmax(out, want):
+    unit = {torch.float32: 0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[out.dtype] + 2.0**-20
+    floor = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}.get(out.dtype, 2.0**-126)  # of subnormal results
+    assert ((out.double() - want).abs() <= unit * want + floor).all()

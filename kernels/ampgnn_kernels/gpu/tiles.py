@@ -21,14 +21,19 @@ WARPS = 4
 MOST_COLUMNS = 256  # of a tile: a warp's 16-byte loads of half-precision values
 MOST_EDGES = 16
 SIZE = 4096  # accumulators of a tile
-PARTIALS = 32  # partial results taken at once in the second pass
+PARTIALS = 16  # partial results taken at once in the second pass
 
 
 def launch(kernel, programs: int, *args, **meta) -> None:
-    """Runs the kernel on the device of its first tensor; nothing where there is nothing to do."""
+    """Runs the kernel; nothing where there is nothing to do."""
     if programs:
-        with torch.cuda.device_of(next(a for a in args if a is not None)):
-            kernel[(programs,)](*args, **meta)
+        run(kernel, programs, args, meta)
+
+
+def run(kernel, programs: int, args: tuple, meta: dict) -> None:
+    """On the device of the first tensor. (``resources.py`` compiles here instead.)"""
+    with torch.cuda.device_of(next(a for a in args if a is not None)):
+        kernel[(programs,)](*args, **meta)
 
 
 def tile(schedule: Schedule, columns: int, size: int = SIZE, most_columns: int = MOST_COLUMNS) -> dict[str, int]:
@@ -72,6 +77,11 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def wide_type(dtype: torch.dtype) -> tl.dtype:
+    """``accumulator`` as Triton names it."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
 # ---- device functions
 
 
@@ -100,7 +110,7 @@ def load_columns(base, at, i, inner, mask, STEP: tl.constexpr):
     if STEP == 1:
         values = tl.load(base + at[:, :, None] + i[None, None, :], mask=mask[:, :, None] & (i < inner), other=0)
     else:
-        values = tl.load(base + at[:, :, None], mask=mask[:, :, None], other=0)
+        values = tl.load(base + at, mask=mask, other=0)[:, :, None]
     return values
 
 
@@ -127,3 +137,18 @@ def apply_op(a, b, OP: tl.constexpr):
         return divide(a, b)
     else:
         return a * b
+
+
+@triton.jit
+def exp_difference(x, largest):
+    """exp(x - largest) for x up to largest, to an ulp or two: at -80 the rounding of the difference alone is 2^-18."""
+    d = x - largest
+    if d.dtype == tl.float64:
+        return tl.exp(d)
+    else:
+        back = d - x
+        rest = (x - (d - back)) - (largest + back)
+        n = tl.maximum(tl.floor(d * 1.4426950408889634 + 0.5), -150.0)
+        r = tl.fma(n, -0.693359375, d)
+        r = tl.fma(n, 2.12194440e-4, r) + tl.where(rest == rest, rest, 0)
+        return tl.exp2(r * 1.4426950408889634) * tl.exp2(n)
