@@ -5,18 +5,20 @@ functions, autograd, and the kernels. Rows are split at a few edges, so that sma
 """
 
 import warnings
+from functools import partial
 
 import ampgnn_kernels as ak
 import pytest
 import reference as ref
 import torch
+from ampgnn_kernels import Graph
 from support import IDTYPES, assert_as_good_as_torch, assert_within, exact, features, gradients, random_graph
 
 pytest.importorskip("triton", reason="the GPU kernels are written in Triton")
-import triton.language as tl  # noqa: E402
-from ampgnn_kernels import gpu  # noqa: E402
-from ampgnn_kernels.gpu import schedule  # noqa: E402
-from triton.runtime import interpreter  # noqa: E402
+import triton.language as tl
+from ampgnn_kernels import gpu
+from ampgnn_kernels.gpu import schedule
+from triton.runtime import interpreter
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 OPERATORS = gpu.__all__
@@ -132,3 +134,170 @@ def assert_softmax(out, want):
     unit = {torch.float32: 0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[out.dtype] + 2.0**-20
     floor = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}.get(out.dtype, 2.0**-126)  # of subnormal results
     assert ((out.double() - want).abs() <= unit * want + floor).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, dim", [(1, 17), (2, 16), (3, 5), (1, 300)])
+def test_gat_attention(heads, dim, dtype):
+    graph = random_graph(9, 7, 90, torch.int32 if dim % 2 else torch.int64)
+    h = features(graph.num_src, heads, dim, dtype=dtype, seed=1).requires_grad_()
+    el, er = (features(n, heads, dtype=torch.float32, seed=n).requires_grad_() for n in (9, 7))
+    exacts = [exact(t) for t in (h, el, er)]
+    out, want = ak.gat_attention(graph, h, el, er), ref.gat_attention(graph, *exacts)
+    magnitude = ref.gat_attention(graph, exacts[0].abs(), *exacts[1:])
+    assert_within(out, want, graph.in_degrees().reshape(-1, 1, 1) + 16, magnitude)
+    ours = gradients(lambda: out, (h, el, er), dtype)
+    plain = gradients(lambda: ref.gat_attention(graph, h, el, er), (h, el, er), dtype)
+    want = gradients(lambda: want, exacts, dtype)
+    for a, b, c in zip(ours, plain, want, strict=True):
+        assert_as_good_as_torch(a, b, c)
+
+
+# ---- what must hold beyond the error bounds (numerics.md)
+
+
+def star(degree):
+    return Graph.from_coo(torch.arange(degree), torch.zeros(degree, dtype=torch.int64), degree, 1)
+
+
+def test_mean_of_large_float16_values_is_finite():
+    x = torch.full((100, 3), 60_000.0, dtype=torch.float16)
+    assert (ak.spmm(star(100), x, op="copy_u", reduce="mean") == 60_000).all()
+    assert (ak.spmm(star(100), x, op="copy_u", dst_scale=torch.full((1,), 1e-2)) == 60_000).all()
+    assert ak.spmm(star(100), x, op="copy_u").isinf().all()
+
+
+def test_scales_are_applied_in_float32():
+    graph = random_graph(9, 7, 40)
+    x = features(9, 20, dtype=torch.float16)
+    s, d = features(9, dtype=torch.float32, seed=1), features(7, dtype=torch.float32, seed=2)
+    out = ak.spmm(graph, x, op="copy_u", src_scale=s, dst_scale=d)
+    want = ref.spmm(graph, exact(x) * s.double()[:, None], op="copy_u") * d.double()[:, None]
+    assert_within(out, want, 42, want.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_dots_and_softmax_do_not_stall(dtype, monkeypatch):
+    monkeypatch.setattr(schedule, "CHUNK", 512)
+    ones = torch.ones(4096, 1, dtype=dtype)
+    assert ak.spmm(star(4096), ones, op="copy_u").item() == 4096
+    assert ak.sddmm(star(1), "dot", ones.T, ones.T).item() == 4096
+    assert abs(ak.edge_softmax(star(4096), ones).double().sum() - 1) <= 2 * (
+        2.0**-8 if dtype == torch.bfloat16 else 2.0**-11
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("logit", [-200.0, 60_000.0, -60_000.0])
+def test_softmax_does_not_care_about_a_constant(dtype, logit):
+    assert torch.equal(
+        ak.edge_softmax(star(10), torch.full((10, 2), logit, dtype=dtype)), torch.full((10, 2), 0.1, dtype=dtype)
+    )
+    h = torch.ones(10, 1, 3, dtype=dtype)
+    out = ak.gat_attention(star(10), h, torch.full((10, 1), logit), torch.zeros(1, 1))
+    assert torch.allclose(out, torch.ones_like(out))
+
+
+def test_logits_of_minus_infinity_weigh_nothing_in_any_part_of_a_row():
+    logits = torch.full((20, 1), -torch.inf)
+    logits[9:12] = 1.0  # the first and the last part of the row hold nothing but -inf
+    want = logits.double().softmax(0)
+    assert torch.allclose(ak.edge_softmax(star(20), logits).double(), want)
+    h = torch.arange(20.0)[:, None, None]
+    out = ak.gat_attention(star(20), h, logits, torch.zeros(1, 1))
+    assert torch.allclose(out.flatten().double(), (want * h[:, 0]).sum(0))
+    assert ak.edge_softmax(star(20), torch.full((20, 1), -torch.inf)).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_and_inf_pass_through_and_stay_in_their_row(dtype):
+    nan, inf = float("nan"), float("inf")
+    src, dst = torch.tensor([0, 1, 2, 1, 3] + [1] * 20), torch.tensor([0, 0, 1, 2, 3] + [5] * 20)
+    graph = Graph.from_coo(src, dst, 4, 6)
+    x = torch.tensor([[nan], [1.0], [inf], [-inf]], dtype=dtype)
+    for reduce in ("max", "min", "sum", "mean"):
+        out = ak.spmm(graph, x, op="copy_u", reduce=reduce).flatten()
+        assert out[0].isnan() and out[1] == inf and out[2] == 1 and out[3] == -inf and out[4] == 0
+        assert out[5] == (20 if reduce == "sum" else 1)
+
+
+def test_arg_is_the_first_extreme_edge_also_of_a_split_row():
+    x = torch.zeros(30, 2).requires_grad_()
+    with torch.no_grad():
+        x[[13, 21, 28], 0] = 3.0
+        x[[5, 29], 1] = float("nan")
+    ak.spmm(star(30), x, op="copy_u", reduce="max").sum().backward()
+    assert x.grad[:, 0].nonzero().flatten().tolist() == [13] and x.grad[:, 1].nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.parametrize("idtype", IDTYPES)
+@pytest.mark.parametrize("nodes, edges", [((0, 0), 0), ((3, 4), 0), ((4, 2), 9)])
+def test_degenerate_graphs(idtype, nodes, edges):
+    num_src, num_dst = nodes
+    zeros = torch.zeros(edges, dtype=idtype)
+    graph = Graph.from_coo(zeros, zeros, num_src, num_dst)
+    for width in (0, 3):
+        x = torch.ones(num_src, width, dtype=torch.float16, requires_grad=True)
+        w = torch.ones(edges, 1, dtype=torch.float16, requires_grad=True)
+        for reduce in ("sum", "mean", "max"):
+            out = ak.spmm(graph, x, w, op="mul", reduce=reduce)
+            assert out.shape == (num_dst, width)
+            if num_dst and width:
+                assert (out[0] == (0 if edges == 0 else edges if reduce == "sum" else 1)).all() and (out[1:] == 0).all()
+            out.sum().backward()
+    assert ak.edge_softmax(graph, torch.zeros(edges, 2, dtype=torch.bfloat16)).shape == (edges, 2)
+    h = torch.ones(num_src, 2, 3, dtype=torch.bfloat16, requires_grad=True)
+    out = ak.gat_attention(graph, h, torch.zeros(num_src, 2), torch.zeros(num_dst, 2))
+    out.sum().backward()
+    assert out.shape == (num_dst, 2, 3) and not out.isnan().any() and (out[1:] == 0).all()
+
+
+def test_non_contiguous_and_expanded_features():
+    graph = random_graph(10, 8, 40)
+    x = features(20, 12, dtype=torch.float32)[::2, ::2]
+    assert torch.equal(ak.spmm(graph, x, op="copy_u"), ak.spmm(graph, x.contiguous(), op="copy_u"))
+    w = torch.ones(1, 1).expand(40, 1)
+    assert torch.equal(ak.spmm(graph, x, w, op="mul"), ak.spmm(graph, x, op="copy_u"))
+
+
+def test_gradcheck():
+    graph = random_graph(4, 3, 13, torch.int64)
+    x, w = features(4, 2, 2, dtype=torch.float64), features(13, 2, 1, dtype=torch.float64, seed=1)
+    y, el, er = (features(n, *s, dtype=torch.float64, seed=n) for n, s in ((3, (2, 2)), (4, (2,)), (3, (2,))))
+    x, w, y, el, er = (t.requires_grad_() for t in (x, w, y, el, er))
+    check = partial(torch.autograd.gradcheck, fast_mode=True)
+    assert check(lambda a, b: ak.spmm(graph, a, b, op="mul"), (x, w))
+    assert check(lambda a: ak.spmm(graph, a, op="copy_u", reduce="max"), (x,))
+    assert check(lambda a, b: ak.sddmm(graph, "dot", a, b), (x, y))
+    assert check(lambda a: ak.edge_softmax(graph, a), (w,))
+    assert check(lambda *t: ak.gat_attention(graph, *t, negative_slope=0.25), (x, el, er))
+
+
+# ---- the schedule
+
+
+def test_pieces_cover_every_row_once_in_order():
+    graph = random_graph(50, 40, 900)
+    indptr, indices = graph.csc[:2]
+    s = schedule.schedule_of(indptr, indices)
+    assert s is schedule.schedule_of(indptr, indices)  # made once
+    assert ((s.stop - s.start) <= 8).all() and (s.stop[: s.split] > s.start[: s.split]).all()
+    spans = {}
+    for row, start, stop in zip(s.row.tolist(), s.start.tolist(), s.stop.tolist(), strict=True):
+        spans.setdefault(row, []).append((start, stop))
+    for row in range(40):
+        want = list(range(int(indptr[row]), int(indptr[row + 1])))
+        assert [k for a, b in spans[row] for k in range(a, b)] == want
+    for j, row in enumerate(s.split_row.tolist()):
+        assert (s.row[s.split_first[j] : s.split_first[j + 1]] == row).all()
+    lengths = (s.stop - s.start)[s.split :].float().frexp().exponent
+    assert (lengths.diff() <= 0).all()  # the longest whole rows first
+
+
+def test_a_schedule_lives_as_long_as_its_graph():
+    before = len(schedule._kept)
+    graph = random_graph(5, 5, 9)
+    ak.spmm(graph, torch.ones(5, 2), op="copy_u")
+    assert len(schedule._kept) == before + 1
+    del graph
+    assert len(schedule._kept) == before

@@ -8,9 +8,18 @@ try:
 except ImportError:
     raise RuntimeError("ampgnn_kernels on CUDA tensors needs triton, which comes with CUDA builds of torch") from None
 
+from .attention import gat_attention, gat_attention_backward
 from .edge_softmax import edge_softmax, edge_softmax_backward
 from .extreme import arg_scatter
 from .sddmm import sddmm
 from .spmm import spmm
 
-__all__ = ["arg_scatter", "edge_softmax", "edge_softmax_backward", "sddmm", "spmm"]
+__all__ = [
+    "arg_scatter",
+    "edge_softmax",
+    "edge_softmax_backward",
+    "gat_attention",
+    "gat_attention_backward",
+    "sddmm",
+    "spmm",
+]

@@ -14,11 +14,11 @@ from .tiles import (
     WARPS,
     accumulator,
     apply_op,
-    columns,
     edge_ids,
     launch,
     load_columns,
     load_pieces,
+    messages,
     narrow_tile,
     tile,
 )
@@ -26,32 +26,21 @@ from .tiles import (
 
 def extreme(schedule: Schedule, indptr, indices, eids, x, w, op, reduce, with_arg) -> tuple[Tensor, Tensor]:
     """The first extreme of each row and, ``with_arg``, its entry, -1 for a row without any."""
-    a, b = (w if x is None else x), (x if w is None else w)
-    c = columns(a.shape[1:], b.shape[1:], False, a.device)
-    out = a.new_empty((indptr.shape[0] - 1, *c.plan.shape))
+    m = messages(schedule, indices, eids, x, w, op, size=2048)
+    width = m.columns.width
+    out = m.like.new_empty((indptr.shape[0] - 1, *m.columns.plan.shape))
     arg = indices.new_empty(out.shape if with_arg else (0,))
-    partial = a.new_empty((schedule.split, c.width), dtype=accumulator(a.dtype))
-    partial_arg = indices.new_empty(partial.shape)
-    results = (out, arg if with_arg else None, partial, partial_arg, indices.shape[0])
-    shape = tile(schedule, c.plan.inner, size=2048)
-    inner_blocks = triton.cdiv(c.plan.inner, shape["F"])
-    blocks = c.plan.outer * inner_blocks
-    launch(
-        extreme_pieces,
-        triton.cdiv(schedule.pieces, shape["R"]) * blocks,
-        *(indices, None if w is None else eids, *schedule[:3], schedule.pieces, schedule.split),
-        *(x, w, c.lhs_off, c.rhs_off, a.shape[1:].numel(), b.shape[1:].numel(), c.plan.inner, c.width, inner_blocks, blocks),
-        *results,
-        **{"OP": op, "X_STEP": c.plan.lhs_step, "W_STEP": c.plan.rhs_step},
-        **{"X_ALIGN": c.lhs_align, "W_ALIGN": c.rhs_align, **shape, "MAX": reduce == "max", "num_warps": WARPS},
-    )
-    f = narrow_tile(c.width)
-    blocks = triton.cdiv(c.width, f)
+    partial = out.new_empty((schedule.split, width), dtype=accumulator(out.dtype))
+    results = (out, arg if with_arg else None, partial, indices.new_empty(partial.shape), indices.shape[0])
+    largest = reduce == "max"
+    launch(extreme_pieces, m.programs, *m.args, *results, **m.meta, MAX=largest)
+    f = narrow_tile(width)
+    blocks = triton.cdiv(width, f)
     launch(
         combine_extremes,
         schedule.split_row.shape[0] * blocks,
-        *(schedule.split_row, schedule.split_first, *results, c.width, blocks),
-        **{"B": PARTIALS, "F": f, "MAX": reduce == "max", "num_warps": WARPS},
+        *(schedule.split_row, schedule.split_first, *results, width, blocks),
+        **{"B": PARTIALS, "F": f, "MAX": largest, "num_warps": WARPS},
     )
     return out, arg
 

@@ -58,7 +58,7 @@ def sddmm_pieces(
     program = tl.program_id(0)
     outer = program % blocks // inner_blocks
     i = program % blocks % inner_blocks * F + tl.arange(0, F)
-    piece, here, r, k0, k1 = load_pieces(row, start, stop, program // blocks * R, pieces, R)
+    _, here, r, k0, k1 = load_pieces(row, start, stop, program // blocks * R, pieces, R)
     l_first = tl.multiple_of(tl.load(l_off + outer), L_ALIGN)
     r_first = tl.multiple_of(tl.load(r_off + outer), R_ALIGN)
     for step in range(0, tl.max(k1 - k0), E):

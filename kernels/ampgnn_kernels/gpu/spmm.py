@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .extreme import extreme
 from .rows import combine, store_rows
-from .schedule import Schedule, schedule_of
-from .tiles import WARPS, accumulator, apply_op, columns, edge_ids, launch, load_columns, load_pieces, tile
+from .schedule import schedule_of
+from .tiles import accumulator, apply_op, edge_ids, launch, load_columns, load_pieces, messages
 
 EDGE_OPS = {"copy_u": "copy_lhs", "copy_e": "copy_rhs"}
 
 
-def spmm(indptr, indices, eids, rindptr, rindices, reids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg) -> tuple[Tensor, Tensor]:
+def spmm(
+    indptr, indices, eids, rindptr, rindices, reids, cols, x, w, op, reduce, src_scale, dst_scale, with_arg
+) -> tuple[Tensor, Tensor]:
     """As ``cpu.spmm``, on the GPU."""
     x, w = (None if t is None else t.contiguous() for t in (x, w))
     op = EDGE_OPS.get(op, op)
     schedule = schedule_of(indptr, indices)
     if reduce in ("max", "min"):
         return extreme(schedule, indptr, indices, eids, x, w, op, reduce, with_arg)
-    return _sum(schedule, indptr, indices, eids, x, w, op, reduce == "mean", src_scale, dst_scale), indices.new_empty(0)
-
-
-def _sum(schedule: Schedule, indptr, indices, eids, x, w, op, mean, src_scale, dst_scale) -> Tensor:
-    a, b = (w if x is None else x), (x if w is None else w)
-    c = columns(a.shape[1:], b.shape[1:], False, a.device)
-    out = a.new_empty((indptr.shape[0] - 1, *c.plan.shape))
-    partial = a.new_empty((schedule.split, c.width), dtype=accumulator(a.dtype))
-    shape = tile(schedule, c.plan.inner)
-    inner_blocks = triton.cdiv(c.plan.inner, shape["F"])
-    blocks = c.plan.outer * inner_blocks
-    launch(
-        sum_pieces,
-        triton.cdiv(schedule.pieces, shape["R"]) * blocks,
-        *(indices, None if w is None else eids, *schedule[:3], schedule.pieces, schedule.split),
-        *(x, w, c.lhs_off, c.rhs_off, a.shape[1:].numel(), b.shape[1:].numel(), c.plan.inner, c.width, inner_blocks, blocks),
-        *(src_scale, dst_scale, out, partial),
-        **{"OP": op, "MEAN": mean, "X_STEP": c.plan.lhs_step, "W_STEP": c.plan.rhs_step},
-        **{"X_ALIGN": c.lhs_align, "W_ALIGN": c.rhs_align, **shape, "num_warps": WARPS},
-    )
+    m = messages(schedule, indices, eids, x, w, op)
+    out = m.like.new_empty((indptr.shape[0] - 1, *m.columns.plan.shape))
+    partial = out.new_empty((schedule.split, m.columns.width), dtype=accumulator(out.dtype))
+    mean = reduce == "mean"
+    launch(sum_pieces, m.programs, *m.args, src_scale, dst_scale, out, partial, **m.meta, MEAN=mean)
     combine(schedule, indptr, partial, out, mean, dst_scale)
-    return out
+    return out, indices.new_empty(0)
 
 
 @triton.jit
@@ -51,8 +37,8 @@ def sum_pieces(
     indices, eids, row, start, stop, pieces, split,
     x, w, x_off, w_off, x_stride, w_stride, inner, width, inner_blocks, blocks,
     src_scale, dst_scale, out, partial,
-    OP: tl.constexpr, MEAN: tl.constexpr, X_STEP: tl.constexpr, W_STEP: tl.constexpr,
-    X_ALIGN: tl.constexpr, W_ALIGN: tl.constexpr, R: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+    OP: tl.constexpr, X_STEP: tl.constexpr, W_STEP: tl.constexpr, X_ALIGN: tl.constexpr, W_ALIGN: tl.constexpr,
+    R: tl.constexpr, E: tl.constexpr, F: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     acc_type: tl.constexpr = partial.dtype.element_ty
     program = tl.program_id(0)

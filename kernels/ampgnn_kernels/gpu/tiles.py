@@ -73,6 +73,32 @@ def _alignment(offsets: Tensor) -> int:
     return next(a for a in (16, 8, 4, 2, 1) if not (offsets % a).any())
 
 
+class Messages(NamedTuple):
+    """What the kernels of spmm have in common."""
+
+    columns: Columns
+    like: Tensor  # an operand: type and device of the result
+    programs: int
+    args: tuple
+    meta: dict
+
+
+def messages(schedule: Schedule, indices, eids, x, w, op: str, size: int = SIZE) -> Messages:
+    a, b = (w if x is None else x), (x if w is None else w)
+    c = columns(a.shape[1:], b.shape[1:], False, a.device)
+    shape = tile(schedule, c.plan.inner, size)
+    inner_blocks = triton.cdiv(c.plan.inner, shape["F"])
+    blocks = c.plan.outer * inner_blocks
+    strides = (a.shape[1:].numel(), b.shape[1:].numel())
+    args = (
+        *(indices, None if w is None else eids, *schedule[:3], schedule.pieces, schedule.split),
+        *(x, w, c.lhs_off, c.rhs_off, *strides, c.plan.inner, c.width, inner_blocks, blocks),
+    )
+    steps = {"X_STEP": c.plan.lhs_step, "W_STEP": c.plan.rhs_step, "X_ALIGN": c.lhs_align, "W_ALIGN": c.rhs_align}
+    meta = {"OP": op, **steps, **shape, "num_warps": WARPS}
+    return Messages(c, a, triton.cdiv(schedule.pieces, shape["R"]) * blocks, args, meta)
+
+
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
