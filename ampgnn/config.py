@@ -39,7 +39,7 @@ class RunConfig(BaseModel):
     """What one training job does: a model on a dataset in one precision, once for each seed.
 
     ``mode`` says how half precision is used: "amp" keeps float32 weights under autocast, "pure" converts model and
-    features. float32 has no mode.
+    features. float32 has no mode. ``cuda_graph`` records the passes of a training step once and replays them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,6 +50,7 @@ class RunConfig(BaseModel):
     mode: Mode | None = "amp"
     backend: Backend = "native"
     device: Device = "cpu"
+    cuda_graph: bool = False
     heads: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     hidden: Annotated[int, Field(ge=1)]
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
@@ -74,6 +75,8 @@ class RunConfig(BaseModel):
                 raise ValueError(f"heads: {model} has {layers} layers, got {len(values['heads'])} numbers of heads")
         if values.get("precision") == "fp32":
             values["mode"] = None
+        if values.get("cuda_graph") and (values.get("device"), values.get("backend", "native")) != ("cuda", "native"):
+            raise ValueError("cuda_graph: needs device cuda and backend native")
         return values
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 
 import torch
 
@@ -38,7 +39,9 @@ def _cuda_reason(precision: str, backend: str) -> str | None:
         major, minor = torch.cuda.get_device_capability()
         return f"bfloat16 needs compute capability 8.0, this GPU has {major}.{minor}"
     if backend == "native":
-        return "the native kernels have no CUDA implementation yet"
+        return (
+            None if find_spec("triton") else "the native kernels on CUDA need triton, which CUDA builds of torch bring"
+        )
     return None if _dgl_has_cuda() else "this dgl is a CPU build"
 
 

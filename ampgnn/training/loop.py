@@ -16,6 +16,7 @@ from ampgnn.config import RunConfig
 from ampgnn.datasets import NodeDataset
 from ampgnn.models import MODELS
 
+from .capture import CapturedPasses
 from .meters import PeakMemory
 from .optimizer import Optimizer
 
@@ -60,10 +61,11 @@ def train(config: RunConfig, data: SimpleNamespace, seed: int) -> Iterator[tuple
     torch.manual_seed(seed)
     model = make_model(config, data.features.shape[1], data.num_classes)
     optimizer = Optimizer(model, config.precision, config.device, config.lr, config.weight_decay)
+    step = _stepper(config, data, model, optimizer)
     memory = PeakMemory(config.device)
     wait = torch.cuda.synchronize if config.device == "cuda" else (lambda: None)
     for epoch in range(config.epochs):
-        seconds, loss = _timed(lambda: _step(config, data, model, optimizer), wait)
+        seconds, loss = _timed(step, wait)
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"the loss is {loss} in epoch {epoch}")
         accuracy = evaluate(config, data, model)
@@ -89,11 +91,27 @@ def _timed(function: Callable[[], float], wait: Callable[[], None]) -> tuple[flo
     return time.perf_counter() - start, value
 
 
-def _step(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> float:
-    model.train()
-    loss = F.cross_entropy(_logits(config, data, model)[data.ids["train"]].float(), data.labels[data.ids["train"]])
-    optimizer.step(loss)
-    return loss.item()
+def _stepper(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> Callable[[], float]:
+    """A training step, which returns its loss."""
+
+    def passes() -> Tensor:
+        logits = _logits(config, data, model)[data.ids["train"]].float()
+        loss = F.cross_entropy(logits, data.labels[data.ids["train"]])
+        optimizer.backward(loss)
+        return loss.detach()
+
+    captured = None
+
+    def step() -> float:
+        nonlocal captured
+        model.train()
+        if config.cuda_graph and captured is None:
+            captured = CapturedPasses(passes, optimizer.weights)
+        loss = captured() if captured else passes()
+        optimizer.update()
+        return loss.item()
+
+    return step
 
 
 def _logits(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> Tensor:

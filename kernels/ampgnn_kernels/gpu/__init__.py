@@ -6,7 +6,8 @@ Each kernel walks the pieces of a ``Schedule``; see ``schedule.py`` for the desi
 try:
     import triton  # noqa: F401
 except ImportError:
-    raise RuntimeError("ampgnn_kernels on CUDA tensors needs triton, which comes with CUDA builds of torch") from None
+    message = "ampgnn_kernels on CUDA tensors needs triton, which CUDA builds of torch bring: pip install triton"
+    raise NotImplementedError(message) from None
 
 from .attention import gat_attention, gat_attention_backward
 from .edge_softmax import edge_softmax, edge_softmax_backward

@@ -28,7 +28,7 @@ def gat_attention(indptr, indices, rindptr, rindices, h, el, er, negative_slope)
     schedule = schedule_of(indptr, indices)
     partial = er.new_empty((schedule.split, heads, dim))
     partial_largest, partial_total = er.new_empty((2, schedule.split, heads))
-    shape = tile(schedule, dim, most_columns=dim_tile(dim))
+    shape = tile(schedule, dim, h.itemsize, most_columns=dim_tile(dim))
     launch(
         attention_pieces,
         triton.cdiv(schedule.pieces, shape["R"]) * heads,
@@ -57,7 +57,7 @@ def gat_attention_backward(
     delta, grad_er = torch.empty_like(er), torch.empty_like(er)
     schedule = schedule_of(indptr, indices)
     partial = er.new_empty((schedule.split, heads, 4))
-    shape = tile(schedule, dim, most_columns=dim_tile(dim))
+    shape = tile(schedule, dim, h.itemsize, most_columns=dim_tile(dim))
     launch(
         attention_backward_destinations,
         triton.cdiv(schedule.pieces, shape["R"]) * heads,
@@ -74,7 +74,7 @@ def gat_attention_backward(
     grad_h, grad_el = torch.empty_like(h), torch.empty_like(el)
     schedule = schedule_of(rindptr, rindices)
     partial_h, partial_el = er.new_empty((schedule.split, heads * dim)), er.new_empty((schedule.split, heads))
-    shape = tile(schedule, dim, most_columns=dim_tile(dim))
+    shape = tile(schedule, dim, h.itemsize, loads=2, most_columns=dim_tile(dim))
     launch(
         attention_backward_sources,
         triton.cdiv(schedule.pieces, shape["R"]) * heads,

@@ -27,7 +27,7 @@ def _softmax(indptr, indices, eids, logits: Tensor, grad: Tensor | None) -> Tens
     schedule = schedule_of(indptr, indices)
     largest = logits.new_empty((schedule.split, heads), dtype=accumulator(logits.dtype))
     sums = logits.new_empty((2, schedule.split, heads), dtype=torch.float64)  # of exp, of exp times grad
-    shape = tile(schedule, heads, size=1024, most_columns=64)
+    shape = tile(schedule, heads, itemsize=16, most_columns=64)  # a place keeps two float64 sums
     blocks = triton.cdiv(heads, shape["F"])
     pieces = (eids, *schedule[:3])
     kept = (logits, grad, out, largest, *sums, heads, blocks)

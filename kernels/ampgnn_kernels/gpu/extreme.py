@@ -26,7 +26,7 @@ from .tiles import (
 
 def extreme(schedule: Schedule, indptr, indices, eids, x, w, op, reduce, with_arg) -> tuple[Tensor, Tensor]:
     """The first extreme of each row and, ``with_arg``, its entry, -1 for a row without any."""
-    m = messages(schedule, indices, eids, x, w, op, size=2048)
+    m = messages(schedule, indices, eids, x, w, op, loads=2)
     width = m.columns.width
     out = m.like.new_empty((indptr.shape[0] - 1, *m.columns.plan.shape))
     arg = indices.new_empty(out.shape if with_arg else (0,))
@@ -152,7 +152,7 @@ def arg_scatter(indptr, indices, eids, rindptr, rindices, reids, grad, arg, targ
         raise RuntimeError("a gradient needs the edges grouped by source too: pass rindptr, rindices, reids")
     schedule = schedule_of(rindptr, rindices)
     partial = grad.new_empty((schedule.split, width), dtype=accumulator(grad.dtype))
-    shape = tile(schedule, width)
+    shape = tile(schedule, width, grad.itemsize)
     blocks = triton.cdiv(width, shape["F"])
     launch(
         gather_chosen,

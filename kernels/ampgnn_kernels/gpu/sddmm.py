@@ -20,7 +20,7 @@ def sddmm(
     c = columns(a.shape[1:], b.shape[1:], dot, a.device)
     out = a.new_empty((indices.shape[0], *c.plan.shape))
     schedule = schedule_of(indptr, indices)
-    shape = tile(schedule, c.plan.inner)
+    shape = tile(schedule, c.plan.inner, a.itemsize)
     inner_blocks = 1 if dot else triton.cdiv(c.plan.inner, shape["F"])
     blocks = c.plan.outer * inner_blocks
     launch(

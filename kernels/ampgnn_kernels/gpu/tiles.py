@@ -6,6 +6,7 @@ them up along E once, at the end: no thread waits for another inside the loop.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from .schedule import Schedule
 WARPS = 4
 MOST_COLUMNS = 256  # of a tile: a warp's 16-byte loads of half-precision values
 MOST_EDGES = 16
-SIZE = 4096  # accumulators of a tile
+LOADS = 4  # of a thread at once: more in flight than this costs more registers than it hides time
 PARTIALS = 16  # partial results taken at once in the second pass
 
 
@@ -36,9 +37,15 @@ def run(kernel, programs: int, args: tuple, meta: dict) -> None:
         kernel[(programs,)](*args, **meta)
 
 
-def tile(schedule: Schedule, columns: int, size: int = SIZE, most_columns: int = MOST_COLUMNS) -> dict[str, int]:
-    """{"R", "E", "F"}: pieces, edges and columns of a tile of about ``size`` places."""
+def tile(
+    schedule: Schedule, columns: int, itemsize: int, loads: int = LOADS, most_columns: int = MOST_COLUMNS
+) -> dict[str, int]:
+    """{"R", "E", "F"}: pieces, edges and columns of a tile, from how many ``loads`` a thread has in flight.
+
+    Loads are of 16 bytes where rows of ``columns`` values are whole numbers of those, else of as much as divides them.
+    """
     f = min(most_columns, triton.next_power_of_2(max(columns, 1)))
+    size = loads * WARPS * 32 * math.gcd(columns, 16 // itemsize)
     e = min(MOST_EDGES, triton.next_power_of_2(max(int(schedule.mean_length), 1)), max(size // f, 1))
     return {"R": max(size // (e * f), 1), "E": e, "F": f}
 
@@ -83,10 +90,10 @@ class Messages(NamedTuple):
     meta: dict
 
 
-def messages(schedule: Schedule, indices, eids, x, w, op: str, size: int = SIZE) -> Messages:
+def messages(schedule: Schedule, indices, eids, x, w, op: str, loads: int = LOADS) -> Messages:
     a, b = (w if x is None else x), (x if w is None else w)
     c = columns(a.shape[1:], b.shape[1:], False, a.device)
-    shape = tile(schedule, c.plan.inner, size)
+    shape = tile(schedule, c.plan.inner, a.itemsize, loads)
     inner_blocks = triton.cdiv(c.plan.inner, shape["F"])
     blocks = c.plan.outer * inner_blocks
     strides = (a.shape[1:].numel(), b.shape[1:].numel())
