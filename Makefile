@@ -37,7 +37,7 @@ format: setup
 lock: $(VENV)/created  ## resolve envs/cpu.in anew
 	pip install --upgrade -r envs/cpu.in
 	(echo '# Python 3.11, Linux, CPU. Written by `make lock` from cpu.in.'; \
-	 pip freeze --exclude ampgnn --exclude ampgnn-kernels | sed 's/+cpu$$//') > envs/cpu.txt
+	 pip freeze --exclude ampgnn --exclude ampgnn-kernels --exclude triton | sed 's/+cpu$$//') > envs/cpu.txt
 
 setup: $(VENV)/installed
 
@@ -45,8 +45,8 @@ $(VENV)/created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/requirements: envs/cpu.txt | $(VENV)/created
-	pip install --quiet -r envs/cpu.txt
+$(VENV)/requirements: envs/cpu.txt envs/test.txt | $(VENV)/created
+	pip install --quiet -r envs/cpu.txt -r envs/test.txt
 	touch $@
 
 $(VENV)/kernels: $(KERNEL_SOURCES) $(VENV)/requirements

@@ -42,10 +42,11 @@ def _cuda_reason(precision: str, backend: str) -> str | None:
         return (
             None if find_spec("triton") else "the native kernels on CUDA need triton, which CUDA builds of torch bring"
         )
-    return None if _dgl_has_cuda() else "this dgl is a CPU build"
+    return None if dgl_has_cuda() else "this dgl is a CPU build"
 
 
-def _dgl_has_cuda() -> bool:
+def dgl_has_cuda() -> bool:
+    """Whether DGL is a build for CUDA."""
     import dgl
 
     try:

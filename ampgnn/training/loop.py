@@ -61,11 +61,11 @@ def train(config: RunConfig, data: SimpleNamespace, seed: int) -> Iterator[tuple
     torch.manual_seed(seed)
     model = make_model(config, data.features.shape[1], data.num_classes)
     optimizer = Optimizer(model, config.precision, config.device, config.lr, config.weight_decay)
-    step = _stepper(config, data, model, optimizer)
+    captured = _capture(config, data, model, optimizer) if config.cuda_graph else None
     memory = PeakMemory(config.device)
     wait = torch.cuda.synchronize if config.device == "cuda" else (lambda: None)
     for epoch in range(config.epochs):
-        seconds, loss = _timed(step, wait)
+        seconds, loss = _timed(lambda: _step(config, data, model, optimizer, captured), wait)
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"the loss is {loss} in epoch {epoch}")
         accuracy = evaluate(config, data, model)
@@ -91,27 +91,26 @@ def _timed(function: Callable[[], float], wait: Callable[[], None]) -> tuple[flo
     return time.perf_counter() - start, value
 
 
-def _stepper(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> Callable[[], float]:
-    """A training step, which returns its loss."""
+def _step(
+    config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer, captured: CapturedPasses | None
+) -> float:
+    model.train()
+    loss = captured() if captured else _passes(config, data, model, optimizer)
+    optimizer.update()
+    return loss.item()
 
-    def passes() -> Tensor:
-        logits = _logits(config, data, model)[data.ids["train"]].float()
-        loss = F.cross_entropy(logits, data.labels[data.ids["train"]])
-        optimizer.backward(loss)
-        return loss.detach()
 
-    captured = None
+def _passes(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> Tensor:
+    """Forward and backward pass; leaves gradients and returns the loss."""
+    ids = data.ids["train"]
+    loss = F.cross_entropy(_logits(config, data, model)[ids].float(), data.labels[ids])
+    optimizer.backward(loss)
+    return loss.detach()
 
-    def step() -> float:
-        nonlocal captured
-        model.train()
-        if config.cuda_graph and captured is None:
-            captured = CapturedPasses(passes, optimizer.weights)
-        loss = captured() if captured else passes()
-        optimizer.update()
-        return loss.item()
 
-    return step
+def _capture(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> CapturedPasses:
+    model.train()
+    return CapturedPasses(lambda: _passes(config, data, model, optimizer), optimizer.weights)
 
 
 def _logits(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> Tensor:
