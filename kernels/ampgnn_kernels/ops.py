@@ -36,12 +36,22 @@ _lib.define(
     " Tensor er, Tensor out, Tensor largest, Tensor total, Tensor grad, float negative_slope)"
     " -> (Tensor, Tensor, Tensor)"
 )
+_PAIR = "Tensor indptr, Tensor indices, Tensor{0} rindptr, Tensor{0} rindices, Tensor h, Tensor h_dst"
+_SAVED = "Tensor out, Tensor largest, Tensor total, Tensor grad"
+_lib.define(f"gatv2_attention({_PAIR.format('?')}, Tensor attn, float negative_slope) -> (Tensor, Tensor, Tensor)")
+_lib.define(
+    f"gatv2_attention_backward({_PAIR.format('')}, Tensor attn, {_SAVED}, float negative_slope)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_lib.define(f"dot_attention({_PAIR.format('?')}, float scale) -> (Tensor, Tensor, Tensor)")
+_lib.define(f"dot_attention_backward({_PAIR.format('')}, {_SAVED}, float scale) -> (Tensor, Tensor)")
 _lib.define(
     "arg_scatter(Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids,"
     " Tensor grad, Tensor arg, str target, SymInt rows) -> Tensor"
 )
 
 _ops = torch.ops.ampgnn
+ATTENTIONS = ("gat_attention", "gatv2_attention", "dot_attention")
 
 
 def _cpu_spmm(indptr, indices, eids, rindptr, rindices, reids, cols, *rest):
@@ -87,6 +97,8 @@ for _name, _function in {
     "arg_scatter": _cpu_arg_scatter,
 }.items():
     _lib.impl(_name, _function, "CPU")
+    _lib.impl(_name, _on_gpu(_name), "CUDA")
+for _name in ("gatv2_attention", "gatv2_attention_backward", "dot_attention", "dot_attention_backward"):
     _lib.impl(_name, _on_gpu(_name), "CUDA")
 
 
@@ -146,6 +158,31 @@ def _(indptr, indices, rindptr, rindices, h, el, er, negative_slope):
 @torch.library.register_fake("ampgnn::gat_attention_backward", lib=_lib)
 def _(indptr, indices, rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
     return h.new_empty(h.shape), el.new_empty(el.shape), er.new_empty(er.shape)
+
+
+def _fake_pair(h, h_dst):
+    largest = h.new_empty(h_dst.shape[:2], dtype=accumulator(h.dtype))
+    return h_dst.new_empty(h_dst.shape), largest, torch.empty_like(largest)
+
+
+@torch.library.register_fake("ampgnn::gatv2_attention", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, attn, negative_slope):
+    return _fake_pair(h, h_dst)
+
+
+@torch.library.register_fake("ampgnn::dot_attention", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, scale):
+    return _fake_pair(h, h_dst)
+
+
+@torch.library.register_fake("ampgnn::gatv2_attention_backward", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, attn, out, largest, total, grad, negative_slope):
+    return h.new_empty(h.shape), h_dst.new_empty(h_dst.shape), attn.new_empty(attn.shape)
+
+
+@torch.library.register_fake("ampgnn::dot_attention_backward", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, out, largest, total, grad, scale):
+    return h.new_empty(h.shape), h_dst.new_empty(h_dst.shape)
 
 
 @torch.library.register_fake("ampgnn::arg_scatter", lib=_lib)
@@ -363,18 +400,21 @@ def _edge_softmax_double_backward(ctx, grad):
     return None, None, None, (a * (t - row_sum(a * t))).to(logits.dtype), (a * (z - r)).to(logits.dtype)
 
 
-def _save_gat_attention(ctx, inputs, output):
-    *saved, ctx.negative_slope = inputs
+def _save_attention(ctx, inputs, output):
+    *saved, ctx.factor = inputs
     out, largest, total = output
     ctx.mark_non_differentiable(largest, total)
     ctx.save_for_backward(*saved, out, largest, total)
 
 
-def _gat_attention_backward(ctx, grad, *_):
-    if ctx.saved_tensors[2] is None:
-        raise RuntimeError("the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices")
-    gradients = _ops.gat_attention_backward(*ctx.saved_tensors, grad, ctx.negative_slope)
-    return None, None, None, None, *gradients, None
+def _attention_backward(name: str):
+    def backward(ctx, grad, *_):
+        if ctx.saved_tensors[2] is None:
+            raise RuntimeError(f"the gradient of {name} needs the edges grouped by source: pass rindptr, rindices")
+        gradients = getattr(_ops, f"{name}_backward")(*ctx.saved_tensors, grad, ctx.factor)
+        return None, None, None, None, *gradients, None
+
+    return backward
 
 
 for _name, _backward, _save in (
@@ -382,6 +422,6 @@ for _name, _backward, _save in (
     ("sddmm", _sddmm_backward, _save_sddmm),
     ("edge_softmax", _edge_softmax_backward, _save_edge_softmax),
     ("edge_softmax_backward", _edge_softmax_double_backward, _save_edge_softmax),
-    ("gat_attention", _gat_attention_backward, _save_gat_attention),
+    *((_name, _attention_backward(_name), _save_attention) for _name in ATTENTIONS),
 ):
     torch.library.register_autograd(f"ampgnn::{_name}", _backward, setup_context=_save, lib=_lib)

@@ -12,7 +12,16 @@ import pytest
 import reference as ref
 import torch
 from ampgnn_kernels import Graph
-from support import IDTYPES, assert_as_good_as_torch, assert_within, exact, features, gradients, random_graph
+from support import (
+    IDTYPES,
+    assert_as_good_as_torch,
+    assert_within,
+    check_pair_attention,
+    exact,
+    features,
+    gradients,
+    random_graph,
+)
 
 pytest.importorskip("triton", reason="the GPU kernels are written in Triton")
 import triton.language as tl
@@ -153,6 +162,13 @@ def test_gat_attention(heads, dim, dtype):
         assert_as_good_as_torch(a, b, c)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, dim", [(1, 17), (2, 16)])
+@pytest.mark.parametrize("name", ["gatv2_attention", "dot_attention"])
+def test_pair_attention(name, heads, dim, dtype):
+    check_pair_attention(random_graph(9, 7, 90, torch.int32 if dim % 2 else torch.int64), name, heads, dim, dtype)
+
+
 # ---- what must hold beyond the error bounds (numerics.md)
 
 
@@ -207,6 +223,8 @@ def test_logits_of_minus_infinity_weigh_nothing_in_any_part_of_a_row():
     out = ak.gat_attention(star(20), h, logits, torch.zeros(1, 1))
     assert torch.allclose(out.flatten().double(), (want * h[:, 0]).sum(0))
     assert ak.edge_softmax(star(20), torch.full((20, 1), -torch.inf)).isnan().all()
+    out = ak.dot_attention(star(20), logits[:, None], torch.ones(1, 1, 1), 1.0)  # 0 times -inf is not a number
+    assert out.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -228,6 +246,19 @@ def test_arg_is_the_first_extreme_edge_also_of_a_split_row():
         x[[5, 29], 1] = float("nan")
     ak.spmm(star(30), x, op="copy_u", reduce="max").sum().backward()
     assert x.grad[:, 0].nonzero().flatten().tolist() == [13] and x.grad[:, 1].nonzero().flatten().tolist() == [5]
+
+
+def test_of_equal_messages_the_first_edge_counts_in_any_order_of_the_entries():
+    indptr = torch.tensor([0, 20, 23])
+    graph = Graph.from_csc(indptr, torch.arange(23), torch.arange(23).flip(0), 23)
+    x = torch.zeros(23, 2)
+    x[[2, 11, 18], 0] = 3.0
+    x[[4, 9], 1] = float("nan")
+    leaf = x.requires_grad_()
+    ak.spmm(graph, leaf, op="copy_u", reduce="max").sum().backward()
+    # edge 22 - u leaves source u: the smallest id is the largest source
+    assert leaf.grad[:, 0].nonzero().flatten().tolist() == [18, 22]
+    assert leaf.grad[:, 1].nonzero().flatten().tolist() == [9, 22]
 
 
 @pytest.mark.parametrize("idtype", IDTYPES)
@@ -271,6 +302,10 @@ def test_gradcheck():
     assert check(lambda a, b: ak.sddmm(graph, "dot", a, b), (x, y))
     assert check(lambda a: ak.edge_softmax(graph, a), (w,))
     assert check(lambda *t: ak.gat_attention(graph, *t, negative_slope=0.25), (x, el, er))
+    assert check(
+        lambda *t: ak.gatv2_attention(graph, *t, negative_slope=0.25), (x, y, x[0].detach().clone().requires_grad_())
+    )
+    assert check(lambda *t: ak.dot_attention(graph, *t, scale=0.5), (x, y))
 
 
 # ---- the schedule

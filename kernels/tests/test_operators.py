@@ -6,7 +6,17 @@ import reference as ref
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import DTYPES, IDTYPES, assert_as_good_as_torch, assert_within, exact, features, gradients, random_graph
+from support import (
+    DTYPES,
+    IDTYPES,
+    assert_as_good_as_torch,
+    assert_within,
+    check_pair_attention,
+    exact,
+    features,
+    gradients,
+    random_graph,
+)
 
 OPS = ["copy_u", "copy_e", "add", "sub", "mul", "div"]
 SHAPES = [((), ()), ((1,), (1,)), ((17,), (1,)), ((64,), (64,)), ((2, 16), (2, 1)), ((4, 5), (4, 1)), ((1, 5), (3, 1)),
@@ -131,6 +141,12 @@ def test_gat_attention(isa, dtype, heads, dim):
     want = gradients(lambda: ref.gat_attention(graph, *exacts), exacts, dtype)
     for a, b, c in zip(ours, plain, want, strict=True):
         assert_as_good_as_torch(a, b, c)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gatv2_attention", "dot_attention"])
+def test_pair_attention_composed_where_no_kernel_is(name, dtype):
+    check_pair_attention(random_graph(40, 30, 900), name, 3, 17, dtype)
 
 
 @given(

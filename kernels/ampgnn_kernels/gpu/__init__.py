@@ -12,15 +12,20 @@ except ImportError:
 from .attention import gat_attention, gat_attention_backward
 from .edge_softmax import edge_softmax, edge_softmax_backward
 from .extreme import arg_scatter
+from .pair_attention import dot_attention, dot_attention_backward, gatv2_attention, gatv2_attention_backward
 from .sddmm import sddmm
 from .spmm import spmm
 
 __all__ = [
     "arg_scatter",
+    "dot_attention",
+    "dot_attention_backward",
     "edge_softmax",
     "edge_softmax_backward",
     "gat_attention",
     "gat_attention_backward",
+    "gatv2_attention",
+    "gatv2_attention_backward",
     "sddmm",
     "spmm",
 ]

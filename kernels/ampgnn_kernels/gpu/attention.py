@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows import combine
-from .schedule import schedule_of
+from .schedule import Schedule, schedule_of
 from .tiles import PARTIALS, WARPS, exp_difference, launch, load_columns, load_pieces, tile
 
 LOGITS = 256  # of a program, looked at at once for their maximum
@@ -36,13 +36,7 @@ def gat_attention(indptr, indices, rindptr, rindices, h, el, er, negative_slope)
         *(partial, partial_largest, partial_total, heads, dim, float(negative_slope)),
         **{**shape, "S": max(LOGITS // shape["R"], 1), "num_warps": warps(shape)},
     )
-    launch(
-        combine_attention,
-        schedule.split_row.shape[0] * heads,
-        *(schedule.split_row, schedule.split_first, partial, partial_largest, partial_total, out, largest, total),
-        *(heads, dim),
-        **{"B": PARTIALS, "F": dim_tile(dim), "num_warps": WARPS},
-    )
+    combine_parts(schedule, partial, partial_largest, partial_total, out, largest, total)
     return out, largest, total
 
 
@@ -85,6 +79,18 @@ def gat_attention_backward(
     combine(schedule, rindptr, partial_h, grad_h)
     combine(schedule, rindptr, partial_el, grad_el)
     return grad_h, grad_el, grad_er
+
+
+def combine_parts(schedule: Schedule, partial, partial_largest, partial_total, out, largest, total) -> None:
+    """The second pass of attention: the split rows' results."""
+    heads, dim = out.shape[1:]
+    launch(
+        combine_attention,
+        schedule.split_row.shape[0] * heads,
+        *(schedule.split_row, schedule.split_first, partial, partial_largest, partial_total, out, largest, total),
+        *(heads, dim),
+        **{"B": PARTIALS, "F": dim_tile(dim), "num_warps": WARPS},
+    )
 
 
 def dim_tile(dim: int) -> int:
@@ -146,11 +152,23 @@ def attention_pieces(
     weights = tl.sum(weights, 1)
     acc = tl.sum(acc, 1)
 
+    store_attention(
+        acc, weights, top, piece, here, r, k1 - k0, i, head, split, heads, dim,
+        out, largest, total, partial, partial_largest, partial_total,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_attention(
+    acc, weights, top, piece, here, r, degree, i, head, split, heads, dim,
+    out, largest, total, partial, partial_largest, partial_total,
+):  # fmt: skip
+    """Stores the pieces' weighted sums (R, F), sums of weights and largest logits: as results or as parts of rows."""
     at = r * heads + head
     mask = here & (piece >= split)
     tl.store(largest + at, top, mask=mask)
     tl.store(total + at, weights, mask=mask)
-    done = tl.where((k1 > k0)[:, None], acc * (1 / weights)[:, None], 0)
+    done = tl.where((degree > 0)[:, None], acc * (1 / weights)[:, None], 0)
     tl.store(out + (at * dim)[:, None] + i[None, :], done, mask=mask[:, None] & (i < dim)[None, :])
     at = piece.to(tl.int64) * heads + head
     mask = here & (piece < split)

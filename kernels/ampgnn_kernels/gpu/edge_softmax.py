@@ -98,8 +98,9 @@ def softmax_pieces(
         total = tl.load(sums + at, mask=part, other=1)
         dot = tl.load(dots + at, mask=part, other=0)
         mine = here
-    inverse = (1 / total).to(acc_type)[:, None, :]
-    mean = (dot / total).to(acc_type)[:, None, :]
+    inverse = 1 / total.to(acc_type)  # in float32: a division in float64 is a call
+    mean = (dot * inverse).to(acc_type)[:, None, :]
+    inverse = inverse[:, None, :]
     for step in range(0, longest, E):
         k = k0[:, None] + step + tl.arange(0, E)[None, :]
         edge = (k < k1[:, None]) & mine[:, None]

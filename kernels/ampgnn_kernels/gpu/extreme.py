@@ -1,4 +1,8 @@
-"""The largest or smallest message of each row's edges, and the gradient's way back to the edge it came from."""
+"""The largest or smallest message of each row's edges, and the gradient's way back to the edge it came from.
+
+Of equal messages that of the smallest edge id counts, in whatever order a row's entries lie, so the kernels note edge
+ids; the operator's ``arg`` is the entry with that id.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows import combine, store_rows
-from .schedule import Schedule, schedule_of
+from .schedule import Schedule, entry_of, schedule_of
 from .tiles import (
     PARTIALS,
     WARPS,
@@ -26,14 +30,14 @@ from .tiles import (
 
 def extreme(schedule: Schedule, indptr, indices, eids, x, w, op, reduce, with_arg) -> tuple[Tensor, Tensor]:
     """The first extreme of each row and, ``with_arg``, its entry, -1 for a row without any."""
-    m = messages(schedule, indices, eids, x, w, op, loads=2)
+    m = messages(schedule, indices, x, w, op, loads=2)
     width = m.columns.width
     out = m.like.new_empty((indptr.shape[0] - 1, *m.columns.plan.shape))
     arg = indices.new_empty(out.shape if with_arg else (0,))
     partial = out.new_empty((schedule.split, width), dtype=accumulator(out.dtype))
     results = (out, arg if with_arg else None, partial, indices.new_empty(partial.shape), indices.shape[0])
     largest = reduce == "max"
-    launch(extreme_pieces, m.programs, *m.args, *results, **m.meta, MAX=largest)
+    launch(extreme_pieces, m.programs, eids, *m.args, *results, **m.meta, MAX=largest)
     f = narrow_tile(width)
     blocks = triton.cdiv(width, f)
     launch(
@@ -42,20 +46,24 @@ def extreme(schedule: Schedule, indptr, indices, eids, x, w, op, reduce, with_ar
         *(schedule.split_row, schedule.split_first, *results, width, blocks),
         **{"B": PARTIALS, "F": f, "MAX": largest, "num_warps": WARPS},
     )
+    if with_arg and eids is not None and eids.numel():
+        arg = torch.where(arg < 0, arg, entry_of(eids)[arg.clamp(min=0).long()])
     return out, arg
 
 
 @triton.jit
 def take(best, arg, value, k, mask, none, MAX: tl.constexpr):
-    """The better of a place's best, whose arg is ``none`` before there is one, and its next entry: NaN beats all."""
+    """The better of a place's best, whose arg is ``none`` before there is one, and another: NaN beats all."""
     ahead = value > best if MAX else value < best
-    better = mask & ((arg == none) | ((ahead | (value != value)) & (best == best)))
+    ahead = ahead | ((value != value) & (best == best))
+    equal = (value == best) | ((value != value) & (best != best))
+    better = mask & ((arg == none) | ahead | (equal & (k < arg)))
     return tl.where(better, value, best), tl.where(better, k, arg)
 
 
 @triton.jit
 def first_extreme(value, arg, none, AXIS: tl.constexpr, MAX: tl.constexpr):
-    """The first NaN along AXIS, or the first extreme, and its arg."""
+    """The NaN of the smallest arg along AXIS, or the extreme of the smallest arg, and that arg."""
     low: tl.constexpr = float("-inf")
     valid = arg != none
     nan = valid & (value != value)
@@ -73,7 +81,7 @@ def first_extreme(value, arg, none, AXIS: tl.constexpr, MAX: tl.constexpr):
 
 @triton.jit
 def extreme_pieces(
-    indices, eids, row, start, stop, pieces, split,
+    eids, indices, row, start, stop, pieces, split,
     x, w, x_off, w_off, x_stride, w_stride, inner, width, inner_blocks, blocks,
     out, arg, partial, partial_arg, none,
     OP: tl.constexpr, X_STEP: tl.constexpr, W_STEP: tl.constexpr, X_ALIGN: tl.constexpr, W_ALIGN: tl.constexpr,
@@ -91,14 +99,15 @@ def extreme_pieces(
         k = k0[:, None] + step + tl.arange(0, E)[None, :]
         edge = k < k1[:, None]
         u = tl.load(indices + k, mask=edge, other=0).to(tl.int64)
+        e = edge_ids(eids, k, edge)
         a = best
         b = best
         if x is not None:
             a = load_columns(x, u * x_stride + x_first, i, inner, edge, X_STEP).to(best.dtype)
         if w is not None:
-            b = load_columns(w, edge_ids(eids, k, edge) * w_stride + w_first, i, inner, edge, W_STEP).to(best.dtype)
+            b = load_columns(w, e * w_stride + w_first, i, inner, edge, W_STEP).to(best.dtype)
         message = apply_op(a, b, OP)
-        best, best_arg = take(best, best_arg, message, k[:, :, None], edge[:, :, None], none, MAX)
+        best, best_arg = take(best, best_arg, message, e.to(k.dtype)[:, :, None], edge[:, :, None], none, MAX)
     value, entry = first_extreme(best, best_arg, none, 1, MAX)
     column = (outer * inner + i)[None, :]
     mask = here[:, None] & (i < inner)[None, :]

@@ -62,7 +62,7 @@ def calls(dtype: torch.dtype, ids: torch.dtype) -> Iterator[tuple[str, object]]:
     """(case, the call of an operator), all operators of a training step and the other reducers."""
     g = graph(ids)
     both, n, e = (*g.csc, *g.csr, g.num_src), g.num_src, g.num_edges
-    scale = torch.ones(n)
+    ends, scale = (*g.csc[:2], *g.csr[:2]), torch.ones(n)
 
     def ones(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.ones(shape, dtype=of)
@@ -79,8 +79,13 @@ def calls(dtype: torch.dtype, ids: torch.dtype) -> Iterator[tuple[str, object]]:
         yield case, lambda: ops.sddmm(*both, h, h, "add", "u", "v", None, None)
         yield case, lambda: ops.edge_softmax(*g.csc, ones(e, heads))
         yield case, lambda: ops.edge_softmax_backward(*g.csc, ones(e, heads), ones(e, heads))
-        yield case, lambda: ops.gat_attention(*g.csc[:2], *g.csr[:2], h, el, el, 0.2)
-        yield case, lambda: ops.gat_attention_backward(*g.csc[:2], *g.csr[:2], h, el, el, h, el, el, h, 0.2)
+        yield case, lambda: ops.gat_attention(*ends, h, el, el, 0.2)
+        yield case, lambda: ops.gat_attention_backward(*ends, h, el, el, h, el, el, h, 0.2)
+        attn = torch.ones(heads, dim)
+        yield f"{case} v2", lambda: ops.gatv2_attention(*ends, h, h, attn, 0.2)
+        yield f"{case} v2", lambda: ops.gatv2_attention_backward(*ends, h, h, attn, h, el, el, h, 0.2)
+        yield f"{case} dot", lambda: ops.dot_attention(*ends, h, h, 0.1)
+        yield f"{case} dot", lambda: ops.dot_attention_backward(*ends, h, h, h, el, el, h, 0.1)
 
 
 def compile_all(architecture: int, type_name: str, ids_name: str) -> list[dict]:
@@ -126,7 +131,9 @@ def table(jobs: list[tuple[int, str, str]], workers: int | None = None) -> list[
 
 
 def all_jobs() -> list[tuple[int, str, str]]:
-    return list(product(ARCHITECTURES, TYPES, IDS))
+    """Every architecture with every type, and wide ids with one of the types."""
+    narrow = list(product(ARCHITECTURES, TYPES, ("int32",)))
+    return narrow + [(architecture, "bf16", "int64") for architecture in ARCHITECTURES]
 
 
 def write(rows: list[dict], path: Path) -> None:

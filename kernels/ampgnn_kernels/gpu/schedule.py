@@ -38,7 +38,8 @@ class Schedule(NamedTuple):
         return self.row.shape[0]
 
 
-_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of indptr: the schedule
+_entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of eids: the entry of each edge
 
 
 def schedule_of(indptr: Tensor, indices: Tensor) -> Schedule:
@@ -46,6 +47,14 @@ def schedule_of(indptr: Tensor, indices: Tensor) -> Schedule:
     if indptr not in _kept:
         _kept[indptr] = _make(indptr, indices.shape[0])
     return _kept[indptr]
+
+
+def entry_of(eids: Tensor) -> Tensor:
+    """(edges,) the entry that holds each edge, kept as long as ``eids``."""
+    if eids not in _entries:
+        entries = torch.arange(eids.shape[0], dtype=eids.dtype, device=eids.device)
+        _entries[eids] = torch.empty_like(eids).index_copy_(0, eids.long(), entries)
+    return _entries[eids]
 
 
 def _make(indptr: Tensor, edges: int) -> Schedule:

@@ -23,18 +23,19 @@ def spmm(
     schedule = schedule_of(indptr, indices)
     if reduce in ("max", "min"):
         return extreme(schedule, indptr, indices, eids, x, w, op, reduce, with_arg)
-    m = messages(schedule, indices, eids, x, w, op)
+    m = messages(schedule, indices, x, w, op)
     out = m.like.new_empty((indptr.shape[0] - 1, *m.columns.plan.shape))
     partial = out.new_empty((schedule.split, m.columns.width), dtype=accumulator(out.dtype))
     mean = reduce == "mean"
-    launch(sum_pieces, m.programs, *m.args, src_scale, dst_scale, out, partial, **m.meta, MEAN=mean)
+    of_weights = None if w is None else eids
+    launch(sum_pieces, m.programs, of_weights, *m.args, src_scale, dst_scale, out, partial, **m.meta, MEAN=mean)
     combine(schedule, indptr, partial, out, mean, dst_scale)
     return out, indices.new_empty(0)
 
 
 @triton.jit
 def sum_pieces(
-    indices, eids, row, start, stop, pieces, split,
+    eids, indices, row, start, stop, pieces, split,
     x, w, x_off, w_off, x_stride, w_stride, inner, width, inner_blocks, blocks,
     src_scale, dst_scale, out, partial,
     OP: tl.constexpr, X_STEP: tl.constexpr, W_STEP: tl.constexpr, X_ALIGN: tl.constexpr, W_ALIGN: tl.constexpr,

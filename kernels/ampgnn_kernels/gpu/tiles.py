@@ -90,7 +90,7 @@ class Messages(NamedTuple):
     meta: dict
 
 
-def messages(schedule: Schedule, indices, eids, x, w, op: str, loads: int = LOADS) -> Messages:
+def messages(schedule: Schedule, indices, x, w, op: str, loads: int = LOADS) -> Messages:
     a, b = (w if x is None else x), (x if w is None else w)
     c = columns(a.shape[1:], b.shape[1:], False, a.device)
     shape = tile(schedule, c.plan.inner, a.itemsize, loads)
@@ -98,7 +98,7 @@ def messages(schedule: Schedule, indices, eids, x, w, op: str, loads: int = LOAD
     blocks = c.plan.outer * inner_blocks
     strides = (a.shape[1:].numel(), b.shape[1:].numel())
     args = (
-        *(indices, None if w is None else eids, *schedule[:3], schedule.pieces, schedule.split),
+        *(indices, *schedule[:3], schedule.pieces, schedule.split),
         *(x, w, c.lhs_off, c.rhs_off, *strides, c.plan.inner, c.width, inner_blocks, blocks),
     )
     steps = {"X_STEP": c.plan.lhs_step, "W_STEP": c.plan.rhs_step, "X_ALIGN": c.lhs_align, "W_ALIGN": c.rhs_align}
