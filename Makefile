@@ -46,7 +46,7 @@ UV_LOCK = uv pip compile --quiet --generate-hashes --no-annotate --no-header --p
 lock: $(VENV)/created  ## resolve envs/*.in anew; TORCH_WHEELS is a folder with torch's CPU wheel, if its index is out of reach
 	pip install --upgrade -r envs/cpu.in uv
 	(echo '# Python 3.11, Linux, CPU. Written by `make lock` from cpu.in.'; \
-	 pip freeze --exclude ampgnn --exclude ampgnn-kernels --exclude uv | sed 's/+cpu$$//') > envs/cpu.txt
+	 pip freeze --exclude ampgnn --exclude ampgnn-kernels --exclude uv --exclude triton | sed 's/+cpu$$//') > envs/cpu.txt
 	$(UV_LOCK) envs/build.in -o envs/build.lock
 	$(UV_LOCK) envs/image.in -o envs/cpu.lock $(if $(TORCH_WHEELS),--find-links $(TORCH_WHEELS),--torch-backend cpu)
 	$(UV_LOCK) envs/cuda.in -o envs/cuda.lock
@@ -59,8 +59,8 @@ $(VENV)/created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/requirements: envs/cpu.txt | $(VENV)/created
-	pip install --quiet -r envs/cpu.txt
+$(VENV)/requirements: envs/cpu.txt envs/test.txt | $(VENV)/created
+	pip install --quiet -r envs/cpu.txt -r envs/test.txt
 	touch $@
 
 $(VENV)/kernels: $(KERNEL_SOURCES) $(VENV)/requirements

@@ -45,7 +45,8 @@ class RunConfig(BaseModel):
     features. float32 has no mode. Without ``batch_size`` an epoch is one step on the whole graph; with it, a step for
     each batch of so many training nodes, of whose in-edges layer k keeps at most ``fanouts[k]``. With ``recompute`` the
     backward pass makes a layer's activations again instead of keeping them, with the same results. A checkpoint is
-    written every ``checkpoint_epochs`` epochs and once ``checkpoint_minutes`` have passed since the last.
+    written every ``checkpoint_epochs`` epochs and once ``checkpoint_minutes`` have passed since the last. ``cuda_graph`` records the
+    passes of a training step on the whole graph once and replays them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,6 +57,7 @@ class RunConfig(BaseModel):
     mode: Mode | None = "amp"
     backend: Backend = "native"
     device: Device = "cpu"
+    cuda_graph: bool = False
     heads: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     hidden: Annotated[int, Field(ge=1)]
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
@@ -85,6 +87,10 @@ class RunConfig(BaseModel):
                 raise ValueError(f"heads: {model} has {layers} layers, got {len(values['heads'])} numbers of heads")
         if values.get("precision") == "fp32":
             values["mode"] = None
+        if values.get("cuda_graph") and (values.get("device"), values.get("backend", "native")) != ("cuda", "native"):
+            raise ValueError("cuda_graph: needs device cuda and backend native")
+        if values.get("cuda_graph") and values.get("batch_size") is not None:
+            raise ValueError("cuda_graph: mini-batches change their shapes, leave out batch_size")
         return cls._fill_fanouts(values)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -75,11 +76,14 @@ def _cuda_reason(precision: str, backend: str) -> str | None:
         major, minor = torch.cuda.get_device_capability()
         return f"bfloat16 needs compute capability 8.0, this GPU has {major}.{minor}"
     if backend == "native":
-        return "the native kernels have no CUDA implementation yet"
-    return None if _dgl_has_cuda() else "this dgl is a CPU build"
+        return (
+            None if find_spec("triton") else "the native kernels on CUDA need triton, which CUDA builds of torch bring"
+        )
+    return None if dgl_has_cuda() else "this dgl is a CPU build"
 
 
-def _dgl_has_cuda() -> bool:
+def dgl_has_cuda() -> bool:
+    """Whether DGL is a build for CUDA."""
     import dgl
 
     try:

@@ -19,6 +19,7 @@ from ampgnn.datasets import NodeDataset
 from ampgnn.models import MODELS
 
 from . import processes
+from .capture import CapturedPasses
 from .checkpoint import State
 from .meters import PeakMemory, dgl_graph_bytes, tensors_of
 from .optimizer import Optimizer
@@ -88,6 +89,7 @@ def train(config: RunConfig, data: SimpleNamespace, state: State) -> Iterator[di
         NonFiniteLoss: the loss is NaN or infinite.
     """
     model, optimizer = state.model, state.optimizer
+    captured = _capture(config, data, model, optimizer) if config.cuda_graph else None
     parallel = DistributedDataParallel(model) if processes.size() > 1 else model
     memory = PeakMemory(config.device, tensors_of(vars(data), model, optimizer.masters), data.beside)
     wait = torch.cuda.synchronize if config.device == "cuda" else (lambda: None)
@@ -95,7 +97,7 @@ def train(config: RunConfig, data: SimpleNamespace, state: State) -> Iterator[di
     for epoch in range(first, config.epochs):
         with memory.watch() if epoch < first + WATCHED else nullcontext():
             if config.batch_size is None:
-                seconds, loss = _timed(lambda: _step(config, data, model, optimizer), wait)
+                seconds, loss = _timed(lambda: _step(config, data, model, optimizer, captured), wait)
             else:
                 seconds, loss = _timed(lambda: _batches(config, data, parallel, state), wait)
             if not math.isfinite(loss):
@@ -121,16 +123,20 @@ def _timed(function: Callable[[], float], wait: Callable[[], None]) -> tuple[flo
     return time.perf_counter() - start, value
 
 
-def _step(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> float:
-    return training_step(config, data, model, optimizer).item()
-
-
-def training_step(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> Tensor:
-    """One step on the whole graph; returns the loss, a scalar."""
+def _step(
+    config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer, captured: CapturedPasses | None
+) -> float:
     model.train()
-    loss = F.cross_entropy(_logits(config, data, model)[data.ids["train"]].float(), data.labels[data.ids["train"]])
-    optimizer.step(loss)
-    return loss.detach()
+    loss = captured() if captured else _passes(config, data, model, optimizer)
+    optimizer.update()
+    return loss.item()
+
+
+def training_step(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> None:
+    """One step on the whole graph."""
+    model.train()
+    _passes(config, data, model, optimizer)
+    optimizer.update()
 
 
 def _batches(config: RunConfig, data: SimpleNamespace, model: nn.Module, state: State) -> float:
@@ -158,6 +164,19 @@ def _batches(config: RunConfig, data: SimpleNamespace, model: nn.Module, state: 
         state.optimizer.step(loss * size)
         total += loss.item() * len(batch)
     return processes.added(total).item() / sum(map(len, whole))
+
+
+def _passes(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> Tensor:
+    """Forward and backward pass; leaves gradients and returns the loss."""
+    ids = data.ids["train"]
+    loss = F.cross_entropy(_logits(config, data, model)[ids].float(), data.labels[ids])
+    optimizer.backward(loss)
+    return loss.detach()
+
+
+def _capture(config: RunConfig, data: SimpleNamespace, model: nn.Module, optimizer: Optimizer) -> CapturedPasses:
+    model.train()
+    return CapturedPasses(lambda: _passes(config, data, model, optimizer), optimizer.weights)
 
 
 def _logits(config: RunConfig, data: SimpleNamespace, model: nn.Module) -> Tensor:

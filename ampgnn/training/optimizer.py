@@ -28,7 +28,15 @@ class Optimizer:
 
     def step(self, loss: Tensor) -> None:
         """Backward pass, update, new loss scale; leaves no gradients behind."""
+        self.backward(loss)
+        self.update()
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of the scaled loss to the weights'."""
         self.scaler.scale(loss).backward()
+
+    def update(self) -> None:
+        """New weights from their gradients, which it drops, and a new loss scale."""
         for weight, master in zip(self.weights, self.masters, strict=True):
             if master is not weight:
                 master.grad = None if weight.grad is None else weight.grad.float()

@@ -6,15 +6,17 @@ Sums, softmax and dot products are made in float32 (float64 for float64) and sto
 import torch  # noqa: F401  (first: the native module shares torch's OpenMP)
 
 from ._C import isa, set_isa, supported_isas
-from .functional import edge_softmax, gat_attention, sddmm, spmm
+from .functional import dot_attention, edge_softmax, gat_attention, gatv2_attention, sddmm, spmm
 from .graph import Compressed, Graph
 from .linear import head_dot, linear, segment_linear
 
 __all__ = [
     "Compressed",
     "Graph",
+    "dot_attention",
     "edge_softmax",
     "gat_attention",
+    "gatv2_attention",
     "head_dot",
     "isa",
     "linear",

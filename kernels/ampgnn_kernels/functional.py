@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .cpu import DTYPES, REDUCES, SDDMM_OPS, SPMM_OPS, TARGETS, accumulator
 from .graph import Graph
+from .linear import head_dot
 from .ops import _ops
 from .transforms import call
 
@@ -133,6 +134,65 @@ def gat_attention(graph: Graph, h: Tensor, el: Tensor, er: Tensor, negative_slop
     grad = _needs_grad(h, el, er)
     arguments = (*graph.csc[:2], *(graph.csr[:2] if grad else (None, None)), h, el.to(wide), er.to(wide))
     return call(_ops.gat_attention.default, *arguments, negative_slope, grad=grad)[0]
+
+
+def gatv2_attention(graph: Graph, h: Tensor, h_dst: Tensor, attn: Tensor, negative_slope: float = 0.2) -> Tensor:
+    """Graph attention with dynamic logits (Brody et al., 2022, eq. 7): fused where the device has a kernel for it.
+
+    ``out[v] = Σ over edges (u, v) of a[u, v] h[u]``, ``a`` the softmax over v's edges of
+    ``attn · leaky_relu(h[u] + h_dst[v], negative_slope)``, in float32 (float64 for float64) until it is stored.
+
+    Args:
+        h: (num_src, H, D) projected features of the sources. h_dst: (num_dst, H, D), of the destinations.
+        attn: (H, D).
+
+    Returns:
+        (num_dst, H, D) in h's type; 0 where a destination has no edge.
+
+    Raises:
+        ValueError, TypeError: as ``spmm``.
+    """
+    _check_ends(graph, h, h_dst)
+    if attn.shape != h.shape[1:]:
+        raise ValueError(f"attn must have shape {tuple(h.shape[1:])}, got {tuple(attn.shape)}")
+    if _is_fused("gatv2_attention", h):
+        reverse = graph.csr[:2] if _needs_grad(h, h_dst, attn) else (None, None)
+        return _ops.gatv2_attention(*graph.csc[:2], *reverse, h, h_dst, attn, negative_slope)[0]
+    wide = accumulator(h.dtype)
+    pairs = torch.nn.functional.leaky_relu(sddmm(graph, "add", h.to(wide), h_dst.to(wide)), negative_slope)
+    return _composed_attention(graph, h, head_dot(pairs, attn))
+
+
+def dot_attention(graph: Graph, h: Tensor, h_dst: Tensor, scale: float) -> Tensor:
+    """Graph attention with dot products for logits: fused where the device has a kernel for it.
+
+    ``out[v] = Σ over edges (u, v) of a[u, v] h[u]``, ``a`` the softmax over v's edges of ``scale * h[u] · h_dst[v]``.
+
+    Args, returns and raises: as ``gatv2_attention``.
+    """
+    _check_ends(graph, h, h_dst)
+    if _is_fused("dot_attention", h):
+        reverse = graph.csr[:2] if _needs_grad(h, h_dst) else (None, None)
+        return _ops.dot_attention(*graph.csc[:2], *reverse, h, h_dst, scale)[0]
+    wide = accumulator(h.dtype)
+    return _composed_attention(graph, h, sddmm(graph, "dot", h.to(wide), h_dst.to(wide)).squeeze(-1) * scale)
+
+
+def _composed_attention(graph: Graph, h: Tensor, logits: Tensor) -> Tensor:
+    return spmm(graph, h, edge_softmax(graph, logits).unsqueeze(-1), op="mul").to(h.dtype)
+
+
+def _is_fused(name: str, h: Tensor) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"ampgnn::{name}", h.device.type.upper())
+
+
+def _check_ends(graph: Graph, h: Tensor, h_dst: Tensor) -> None:
+    _features("h", h, graph.num_src, graph), _features("h_dst", h_dst, graph.num_dst, graph)
+    if h.dim() != 3 or h_dst.shape[1:] != h.shape[1:] or h_dst.dtype != h.dtype:
+        raise ValueError(
+            f"h and h_dst must have shape (nodes, heads, dim) and one type, got {tuple(h.shape)} {h.dtype} "
+            f"and {tuple(h_dst.shape)} {h_dst.dtype}"
+        )
 
 
 def _edges(graph: Graph, both: bool) -> tuple:

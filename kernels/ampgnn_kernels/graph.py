@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ class Compressed(NamedTuple):
         """The same rows with rising indices, for many edges on the CPU: the order in which the kernels walk by tiles."""
         indptr, indices, eids = self
         edges, rows, wide = indices.numel(), indptr.numel() - 1, indices.dtype == torch.int64
-        if edges < MANY_EDGES or indices.device.type != "cpu":
+        if edges < MANY_EDGES or indices.device.type != "cpu" or torch.compiler.is_compiling():
             return self
         if _C.indices_rise(indptr.data_ptr(), indices.data_ptr(), rows, wide):
             return self
@@ -177,15 +178,26 @@ class Graph:
             self._reversed._csc = self._csr
         return self._reversed
 
-    def to(self, device: torch.device | str) -> Graph:
-        """The graph on ``device``; itself if it is there already."""
-        if torch.device(device) == self.device:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        """The graph on ``device``, with the orders of its edges that it has; itself if it is there already.
+
+        Args:
+            non_blocking: do not wait for copies out of pinned memory.
+        """
+        device = torch.device(device)
+        if device.type == self.device.type and device.index in (None, self.device.index):
             return self
+        return self._with(lambda a: a.to(device, non_blocking=non_blocking))
 
-        def move(c: Compressed | None) -> Compressed | None:
-            return c and Compressed(*(a if a is None else a.to(device) for a in c))
+    def pin_memory(self) -> Graph:
+        """The graph in page-locked memory, out of which a GPU copies while it computes."""
+        return self._with(lambda a: a.pin_memory())
 
-        return Graph(self.num_src, self.num_dst, csc=move(self._csc), csr=move(self._csr))
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Graph:
+        def changed(c: Compressed | None) -> Compressed | None:
+            return c and Compressed(*(a if a is None else change(a) for a in c))
+
+        return Graph(self.num_src, self.num_dst, csc=changed(self._csc), csr=changed(self._csr))
 
     def __repr__(self) -> str:
         return (
@@ -234,7 +246,7 @@ def _group(row: Tensor, col: Tensor, rows: int, cols: int, names=("row", "col"))
     if torch.compiler.is_compiling():
         return Compressed(*torch.ops.ampgnn.group(row, col, rows, cols))
     if row.device.type != "cpu":
-        return _group_anywhere(row, col, rows)
+        return _group_anywhere(row, col, rows, cols, names)
     edges, wide = row.numel(), row.dtype == torch.int64
     bad = _C.find_bad_edge(row.data_ptr(), col.data_ptr(), edges, rows, cols, wide)
     if bad >= 0:
@@ -275,7 +287,11 @@ def _(row, col, rows, cols):
     return row.new_empty(rows + 1), torch.empty_like(col), torch.empty_like(col)
 
 
-def _group_anywhere(row: Tensor, col: Tensor, rows: int) -> Compressed:
+def _group_anywhere(row: Tensor, col: Tensor, rows: int, cols: int, names: tuple[str, str]) -> Compressed:
+    for name, ids, limit in zip(names, (row, col), (rows, cols), strict=True):
+        if ids.numel() and not 0 <= (least := int(ids.min())) <= (most := int(ids.max())) < limit:
+            bad = least if least < 0 else most
+            raise ValueError(f"edge {int((ids == bad).nonzero()[0])}: {name} is {bad}, allowed are 0 to {limit - 1}")
     order = torch.argsort(row, stable=True)
     indptr = torch.searchsorted(row[order], torch.arange(rows + 1, device=row.device, dtype=row.dtype))
     return Compressed(indptr.to(row.dtype), col[order], order.to(row.dtype))
@@ -291,7 +307,7 @@ def _to_coo(c: Compressed) -> tuple[Tensor, Tensor]:
 
 
 def _transpose(c: Compressed, rows: int, cols: int) -> Compressed:
-    if c.indices.device.type != "cpu":
+    if c.indices.device.type != "cpu" or torch.compiler.is_compiling():
         row, col = _to_coo(c)
         return _group(col, row, rows, cols)
     indptr, indices, eids = c.indptr.new_empty(rows + 1), torch.empty_like(c.indices), torch.empty_like(c.indices)

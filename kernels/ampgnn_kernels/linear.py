@@ -14,12 +14,13 @@ from torch import Tensor
 
 from .transforms import call
 
-BLOCK = 1 << 20  # elements widened at once: they stay in the cache until they are used
+# Elements widened at once: few enough to stay in the CPU's cache until they are used, enough to keep a GPU busy.
+BLOCK, GPU_BLOCK = 1 << 20, 1 << 24
 
 
 def _rows(x: Tensor) -> int:
     """Rows of a block."""
-    return max(64, BLOCK // max(1, x.shape[1:].numel()))
+    return max(64, (BLOCK if x.device.type == "cpu" else GPU_BLOCK) // max(1, x.shape[1:].numel()))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -35,14 +35,26 @@ _lib.define(
     " float negative_slope) -> (Tensor, Tensor, Tensor)"
 )
 _lib.define(
-    "gat_attention_backward(Tensor rindptr, Tensor rindices, Tensor h, Tensor el, Tensor er, Tensor out, Tensor largest,"
-    " Tensor total, Tensor grad, float negative_slope) -> (Tensor, Tensor, Tensor)"
+    "gat_attention_backward(Tensor indptr, Tensor indices, Tensor rindptr, Tensor rindices, Tensor h, Tensor el,"
+    " Tensor er, Tensor out, Tensor largest, Tensor total, Tensor grad, float negative_slope)"
+    " -> (Tensor, Tensor, Tensor)"
 )
+_PAIR = "Tensor indptr, Tensor indices, Tensor{0} rindptr, Tensor{0} rindices, Tensor h, Tensor h_dst"
+_SAVED = "Tensor out, Tensor largest, Tensor total, Tensor grad"
+_lib.define(f"gatv2_attention({_PAIR.format('?')}, Tensor attn, float negative_slope) -> (Tensor, Tensor, Tensor)")
 _lib.define(
-    "arg_scatter(Tensor indptr, Tensor indices, Tensor? eids, Tensor grad, Tensor arg, str target, SymInt rows) -> Tensor"
+    f"gatv2_attention_backward({_PAIR.format('')}, Tensor attn, {_SAVED}, float negative_slope)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_lib.define(f"dot_attention({_PAIR.format('?')}, float scale) -> (Tensor, Tensor, Tensor)")
+_lib.define(f"dot_attention_backward({_PAIR.format('')}, {_SAVED}, float scale) -> (Tensor, Tensor)")
+_lib.define(
+    "arg_scatter(Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids,"
+    " Tensor grad, Tensor arg, str target, SymInt rows) -> Tensor"
 )
 
 _ops = torch.ops.ampgnn
+ATTENTIONS = ("gat_attention", "gatv2_attention", "dot_attention")
 
 
 def _cpu_spmm(indptr, indices, eids, rindptr, rindices, reids, cols, *rest):
@@ -63,16 +75,36 @@ def _cpu_gat_attention(indptr, indices, rindptr, rindices, *rest):
     return cpu.gat_attention(indptr, indices, *rest)
 
 
+def _cpu_gat_attention_backward(indptr, indices, *rest):
+    return cpu.gat_attention_backward(*rest)
+
+
+def _cpu_arg_scatter(indptr, indices, eids, rindptr, rindices, reids, *rest):
+    return cpu.arg_scatter(indptr, indices, eids, *rest)
+
+
+def _on_gpu(name: str):
+    def run(*args):
+        from . import gpu  # with triton, which only CUDA builds of torch bring
+
+        return getattr(gpu, name)(*args)
+
+    return run
+
+
 for _name, _function in {
     "spmm": _cpu_spmm,
     "sddmm": _cpu_sddmm,
     "edge_softmax": cpu.edge_softmax,
     "edge_softmax_backward": cpu.edge_softmax_backward,
     "gat_attention": _cpu_gat_attention,
-    "gat_attention_backward": cpu.gat_attention_backward,
-    "arg_scatter": cpu.arg_scatter,
+    "gat_attention_backward": _cpu_gat_attention_backward,
+    "arg_scatter": _cpu_arg_scatter,
 }.items():
     _lib.impl(_name, _function, "CPU")
+    _lib.impl(_name, _on_gpu(_name), "CUDA")
+for _name in ("gatv2_attention", "gatv2_attention_backward", "dot_attention", "dot_attention_backward"):
+    _lib.impl(_name, _on_gpu(_name), "CUDA")
 
 
 # ---- shapes, for tracing
@@ -129,12 +161,37 @@ def _(indptr, indices, rindptr, rindices, h, el, er, negative_slope):
 
 
 @torch.library.register_fake("ampgnn::gat_attention_backward", lib=_lib)
-def _(rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
+def _(indptr, indices, rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
     return h.new_empty(h.shape), el.new_empty(el.shape), er.new_empty(er.shape)
 
 
+def _fake_pair(h, h_dst):
+    largest = h.new_empty(h_dst.shape[:2], dtype=accumulator(h.dtype))
+    return h_dst.new_empty(h_dst.shape), largest, torch.empty_like(largest)
+
+
+@torch.library.register_fake("ampgnn::gatv2_attention", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, attn, negative_slope):
+    return _fake_pair(h, h_dst)
+
+
+@torch.library.register_fake("ampgnn::dot_attention", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, scale):
+    return _fake_pair(h, h_dst)
+
+
+@torch.library.register_fake("ampgnn::gatv2_attention_backward", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, attn, out, largest, total, grad, negative_slope):
+    return h.new_empty(h.shape), h_dst.new_empty(h_dst.shape), attn.new_empty(attn.shape)
+
+
+@torch.library.register_fake("ampgnn::dot_attention_backward", lib=_lib)
+def _(indptr, indices, rindptr, rindices, h, h_dst, out, largest, total, grad, scale):
+    return h.new_empty(h.shape), h_dst.new_empty(h_dst.shape)
+
+
 @torch.library.register_fake("ampgnn::arg_scatter", lib=_lib)
-def _(indptr, indices, eids, grad, arg, target, rows):
+def _(indptr, indices, eids, rindptr, rindices, reids, grad, arg, target, rows):
     return grad.new_empty((rows, *grad.shape[1:]))
 
 
@@ -153,7 +210,9 @@ class _Run:
         return call(operator, *args, grad=torch.is_grad_enabled())
 
 
-_run = _Run(["spmm", "sddmm", "edge_softmax", "edge_softmax_backward", "gat_attention_backward", "arg_scatter"])
+_run = _Run(
+    ["spmm", "sddmm", "edge_softmax", "edge_softmax_backward", *(f"{a}_backward" for a in ATTENTIONS), "arg_scatter"]
+)
 
 
 class _Edges:
@@ -254,7 +313,7 @@ def _dot_split(w, features) -> int | None:
 
 def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     def scatter(grad, target, rows):
-        return _run.arg_scatter(*edges.here, grad, arg, target, rows)
+        return _run.arg_scatter(*edges.here, *edges.there, grad, arg, target, rows)
 
     num_edges = edges.here[1].shape[0]
     if op == "copy_u":
@@ -363,19 +422,22 @@ def _edge_softmax_double_backward(ctx, grad):
     return None, None, None, (a * (t - row_sum(a * t))).to(logits.dtype), (a * (z - r)).to(logits.dtype)
 
 
-def _save_gat_attention(ctx, inputs, output):
-    _, _, rindptr, rindices, h, el, er, ctx.negative_slope = inputs
+def _save_attention(ctx, inputs, output):
+    *saved, ctx.factor = inputs
     out, largest, total = output
     ctx.mark_non_differentiable(largest, total)
-    ctx.save_for_backward(rindptr, rindices, h, el, er, out, largest, total)
+    ctx.save_for_backward(*saved, out, largest, total)
 
 
-def _gat_attention_backward(ctx, grad, *_):
-    saved = ctx.saved_tensors  # once: a checkpointed layer recomputes them at this call
-    if saved[0] is None:
-        raise RuntimeError("the gradient of gat_attention needs the edges grouped by source: pass rindptr, rindices")
-    gradients = _run.gat_attention_backward(*saved, grad, ctx.negative_slope)
-    return None, None, None, None, *gradients, None
+def _attention_backward(name: str):
+    def backward(ctx, grad, *_):
+        saved = ctx.saved_tensors  # once: a checkpointed layer recomputes them at this call
+        if saved[2] is None:
+            raise RuntimeError(f"the gradient of {name} needs the edges grouped by source: pass rindptr, rindices")
+        gradients = getattr(_run, f"{name}_backward")(*saved, grad, ctx.factor)
+        return None, None, None, None, *gradients, None
+
+    return backward
 
 
 for _name, _backward, _save in (
@@ -383,6 +445,6 @@ for _name, _backward, _save in (
     ("sddmm", _sddmm_backward, _save_sddmm),
     ("edge_softmax", _edge_softmax_backward, _save_edge_softmax),
     ("edge_softmax_backward", _edge_softmax_double_backward, _save_edge_softmax),
-    ("gat_attention", _gat_attention_backward, _save_gat_attention),
+    *((_name, _attention_backward(_name), _save_attention) for _name in ATTENTIONS),
 ):
     torch.library.register_autograd(f"ampgnn::{_name}", _backward, setup_context=_save, lib=_lib)

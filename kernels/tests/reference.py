@@ -78,5 +78,20 @@ def edge_softmax(graph, logits, norm_by="dst"):
 def gat_attention(graph, h, el, er, negative_slope=0.2):
     logits = per_edge(graph, acc(el), "u") + per_edge(graph, acc(er), "v")
     logits = torch.nn.functional.leaky_relu(logits, negative_slope)
+    return attention(graph, h, logits)
+
+
+def gatv2_attention(graph, h, h_dst, attn, negative_slope=0.2):
+    pairs = torch.nn.functional.leaky_relu(
+        per_edge(graph, acc(h), "u") + per_edge(graph, acc(h_dst), "v"), negative_slope
+    )
+    return attention(graph, h, (pairs * acc(attn)).sum(-1))
+
+
+def dot_attention(graph, h, h_dst, scale):
+    return attention(graph, h, (per_edge(graph, acc(h), "u") * per_edge(graph, acc(h_dst), "v")).sum(-1) * scale)
+
+
+def attention(graph, h, logits):
     a = softmax_rows(graph, logits, graph.coo()[1], graph.num_dst)
     return reduce_rows(graph, per_edge(graph, acc(h), "u") * a[..., None], "sum", h.dtype)

@@ -28,6 +28,14 @@ def exact(t):
     return t.detach().double().requires_grad_(t.requires_grad)
 
 
+def gradients(function, inputs, dtype, seed=9):
+    """Of the inputs, for the same incoming gradient, rounded to `dtype`, in whatever type the function computes."""
+    inputs = [t for t in inputs if t is not None]
+    out = function()
+    weight = features(*out.shape, dtype=dtype, seed=seed).to(out.dtype)
+    return torch.autograd.grad(out, inputs, weight, allow_unused=True)
+
+
 def assert_within(out, ref, terms, magnitude):
     """|out - ref| <= u |ref| + n 2^-24 sum |terms|, element by element (2^-53 for float64)."""
     dtype, out, ref = out.dtype, out.detach().double(), ref.detach()
@@ -46,3 +54,22 @@ def assert_as_good_as_torch(out, plain, ref):
     # Sums in another order: some roundings. (float64's plain torch is the reference itself.)
     slack = {torch.float64: 64, torch.float32: 8}.get(dtype, 2)
     assert error <= 2 * theirs + slack * UNIT[dtype] * scale, f"{dtype}: error {error:.3g}, plain torch {theirs:.3g}"
+
+
+def check_pair_attention(graph, name, heads, dim, dtype):
+    """GATv2 or dot-product attention and its gradients against float64 and beside plain torch."""
+    import ampgnn_kernels as ak
+    import reference as ref
+
+    h, h_dst = (features(n, heads, dim, dtype=dtype, seed=n).requires_grad_() for n in (graph.num_src, graph.num_dst))
+    leaves, factor = [h, h_dst], dim**-0.5
+    if name == "gatv2_attention":
+        leaves, factor = [h, h_dst, features(heads, dim, dtype=torch.float32, seed=5).requires_grad_()], 0.2
+    exacts = [exact(t) for t in leaves]
+    out, want = getattr(ak, name)(graph, *leaves, factor), getattr(ref, name)(graph, *exacts, factor)
+    plain = getattr(ref, name)(graph, *leaves, factor)
+    assert out.dtype == dtype
+    assert_as_good_as_torch(out, plain, want)
+    results = [gradients(lambda: f, x, dtype) for f, x in ((out, leaves), (plain, leaves), (want, exacts))]
+    for a, b, c in zip(*results, strict=True):
+        assert_as_good_as_torch(a, b, c)

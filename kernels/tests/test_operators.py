@@ -6,7 +6,17 @@ import reference as ref
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import DTYPES, IDTYPES, assert_as_good_as_torch, assert_within, exact, features, random_graph
+from support import (
+    DTYPES,
+    IDTYPES,
+    assert_as_good_as_torch,
+    assert_within,
+    check_pair_attention,
+    exact,
+    features,
+    gradients,
+    random_graph,
+)
 
 OPS = ["copy_u", "copy_e", "add", "sub", "mul", "div"]
 SHAPES = [((), ()), ((1,), (1,)), ((17,), (1,)), ((64,), (64,)), ((2, 16), (2, 1)), ((4, 5), (4, 1)), ((1, 5), (3, 1)),
@@ -25,14 +35,6 @@ def operands(graph, op, shapes, dtype):
     x = None if op in ("copy_e", "copy_rhs") else features(graph.num_src, *shapes[0], dtype=dtype, seed=1)
     w = None if op in ("copy_u", "copy_lhs") else features(graph.num_edges, *shapes[1], dtype=dtype, seed=2, low=0.5)
     return [t if t is None else t.requires_grad_() for t in (x, w)]
-
-
-def gradients(function, inputs, dtype, seed=9):
-    """Of the inputs, for the same incoming gradient, rounded to `dtype`, in whatever type the function computes."""
-    inputs = [t for t in inputs if t is not None]
-    out = function()
-    weight = features(*out.shape, dtype=dtype, seed=seed).to(out.dtype)
-    return torch.autograd.grad(out, inputs, weight, allow_unused=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,6 +141,12 @@ def test_gat_attention(isa, dtype, heads, dim):
     want = gradients(lambda: ref.gat_attention(graph, *exacts), exacts, dtype)
     for a, b, c in zip(ours, plain, want, strict=True):
         assert_as_good_as_torch(a, b, c)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gatv2_attention", "dot_attention"])
+def test_pair_attention_composed_where_no_kernel_is(name, dtype):
+    check_pair_attention(random_graph(40, 30, 900), name, 3, 17, dtype)
 
 
 @given(
