@@ -103,16 +103,18 @@ def test_the_report_says_what_is_synthetic_and_what_did_not_run(finished):
                 assert run["status"] != "finished" or f"/runs/{run['mlflow_run_id']}" in text
 
 
-def test_without_an_engine_the_report_says_so(finished):
+def test_without_an_engine_the_report_says_so(finished, tmp_path):
     folder, output = finished
     words = "images: not built, no container engine (docker: Cannot connect; podman: Cannot connect)"
     assert words in output
     for name in ("index.html", "report.md"):
         text = (folder / "results" / "report" / name).read_text()
         assert words in text and "the host" in text
-    code, output = snakemake(folder, "images", "--cores", "1")
+    (tmp_path / "results").mkdir()
+    shutil.copytree(folder / "results" / "images", tmp_path / "results" / "images")
+    code, output = snakemake(tmp_path, "images", "--cores", "1", config=TINY)
     assert code != 0 and f"error: {words}" in output
-    code, output = snakemake(folder, "--cores", "1", "--forcerun", "image", "--config", "runner=docker")
+    code, output = snakemake(tmp_path, "--cores", "1", "--forcerun", "image", "--config", "runner=docker", config=TINY)
     assert code != 0 and f"error: {words}" in output and "Traceback" not in output
 
 
