@@ -5,13 +5,12 @@ python docs/examples/graphsage_minibatch.py --precision bf16
 
 import argparse
 
+import ampgnn  # isort: skip  (before dgl: DGL 2.1 would not import beside a torch newer than its own)
 import dgl
 import torch
 import torch.nn.functional as F
 from dgl.dataloading import DataLoader, NeighborSampler
 from dgl.nn import SAGEConv
-
-import ampgnn
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
