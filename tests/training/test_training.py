@@ -100,16 +100,17 @@ def test_a_seed_gives_the_same_bits(cache, kind, model):
 
 
 def test_skipped_steps_are_counted_and_masters_are_float32():
+    torch.manual_seed(0)
     model = torch.nn.Linear(3, 2).half()
     optimizer = Optimizer(model, "fp16", "cpu", lr=1e-4, weight_decay=0.0)
     before = [p.clone() for p in model.parameters()]
     model.weight.register_hook(lambda g: g * float("inf"))
-    optimizer.step(model(torch.ones(4, 3).half()).float().square().sum())
+    optimizer.step(model(torch.ones(4, 3).half()).float().square().sum() / 64)  # scaled by 2^16 it fits into fp16
     assert optimizer.skipped_steps == 1 and optimizer.loss_scale == 2.0**15
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     model.weight._backward_hooks.clear()
     for _ in range(3):
-        optimizer.step(model(torch.ones(4, 3).half()).float().square().sum())
+        optimizer.step(model(torch.ones(4, 3).half()).float().square().sum() / 64)  # scaled by 2^16 it fits into fp16
     assert optimizer.skipped_steps == 1 and all(m.dtype == torch.float32 for m in optimizer.masters)
     moved = (optimizer.masters[0] - before[0].float()).abs()
     assert (moved > 0).all()  # by less than half precision could show in one step
