@@ -189,6 +189,10 @@ class Graph:
             return self
         return self._with(lambda a: a.to(device, non_blocking=non_blocking))
 
+    def tensors(self) -> list[Tensor]:
+        """The arrays that it holds."""
+        return [a for c in (self._csc, self._csr) if c for a in c if a is not None]
+
     def pin_memory(self) -> Graph:
         """The graph in page-locked memory, out of which a GPU copies while it computes."""
         return self._with(lambda a: a.pin_memory())

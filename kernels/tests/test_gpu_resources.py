@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def test_the_committed_table_covers_everything_and_spills_nothing():
 
 
 def test_compiling_again_gives_the_committed_figures(tmp_path):
+    pinned = (Path(__file__).parents[2] / "envs" / "test.txt").read_text().split("triton==")[1].split()[0]
+    assert version("triton") == pinned, "another compiler gives other figures"
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     jobs = [f"--job={','.join(job)}" for job in JOBS]
     command = [sys.executable, "-m", "ampgnn_kernels.gpu.resources", "--out", str(tmp_path / "again.csv"), *jobs]

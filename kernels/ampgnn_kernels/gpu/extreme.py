@@ -35,7 +35,8 @@ def extreme(schedule: Schedule, indptr, indices, eids, x, w, op, reduce, with_ar
     out = m.like.new_empty((indptr.shape[0] - 1, *m.columns.plan.shape))
     arg = indices.new_empty(out.shape if with_arg else (0,))
     partial = out.new_empty((schedule.split, width), dtype=accumulator(out.dtype))
-    results = (out, arg if with_arg else None, partial, indices.new_empty(partial.shape), indices.shape[0])
+    entries = entry_of(eids) if with_arg and eids is not None else None
+    results = (out, arg if with_arg else None, entries, partial, indices.new_empty(partial.shape), indices.shape[0])
     largest = reduce == "max"
     launch(extreme_pieces, m.programs, eids, *m.args, *results, **m.meta, MAX=largest)
     f = narrow_tile(width)
@@ -46,8 +47,6 @@ def extreme(schedule: Schedule, indptr, indices, eids, x, w, op, reduce, with_ar
         *(schedule.split_row, schedule.split_first, *results, width, blocks),
         **{"B": PARTIALS, "F": f, "MAX": largest, "num_warps": WARPS},
     )
-    if with_arg and eids is not None and eids.numel():
-        arg = torch.where(arg < 0, arg, entry_of(eids)[arg.clamp(min=0).long()])
     return out, arg
 
 
@@ -83,7 +82,7 @@ def first_extreme(value, arg, none, AXIS: tl.constexpr, MAX: tl.constexpr):
 def extreme_pieces(
     eids, indices, row, start, stop, pieces, split,
     x, w, x_off, w_off, x_stride, w_stride, inner, width, inner_blocks, blocks,
-    out, arg, partial, partial_arg, none,
+    out, arg, entries, partial, partial_arg, none,
     OP: tl.constexpr, X_STEP: tl.constexpr, W_STEP: tl.constexpr, X_ALIGN: tl.constexpr, W_ALIGN: tl.constexpr,
     R: tl.constexpr, E: tl.constexpr, F: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
@@ -119,12 +118,14 @@ def extreme_pieces(
     empty = (k0 == k1)[:, None]
     tl.store(out + r[:, None] * width + column, tl.where(empty, 0, value), mask=whole)
     if arg is not None:
+        if entries is not None:
+            entry = tl.load(entries + entry, mask=whole & (empty == 0), other=0)
         tl.store(arg + r[:, None] * width + column, tl.where(empty, -1, entry), mask=whole)
 
 
 @triton.jit
 def combine_extremes(
-    split_row, split_first, out, arg, partial, partial_arg, none, width, blocks,
+    split_row, split_first, out, arg, entries, partial, partial_arg, none, width, blocks,
     B: tl.constexpr, F: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
     j = tl.program_id(0) // blocks
@@ -144,6 +145,8 @@ def combine_extremes(
     to = r * width + column
     tl.store(out + to, value, mask=column < width)
     if arg is not None:
+        if entries is not None:
+            entry = tl.load(entries + entry, mask=column < width, other=0)
         tl.store(arg + to, entry, mask=column < width)
 
 
@@ -151,7 +154,7 @@ def arg_scatter(indptr, indices, eids, rindptr, rindices, reids, grad, arg, targ
     """As ``cpu.arg_scatter``, on the GPU. Towards sources each source looks up which of its edges were chosen."""
     grad, arg = grad.contiguous(), arg.contiguous()
     out = grad.new_zeros((rows, *grad.shape[1:]))
-    chosen = arg if eids is None or eids.numel() == 0 else torch.where(arg < 0, arg, eids[arg.clamp(min=0).long()])
+    chosen = arg if eids is None or eids.numel() == 0 else torch.where(arg < 0, arg, eids[arg.clamp(min=0)])
     width = grad.shape[1:].numel()
     if target == "e":
         block = 1024
