@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import _C
 
@@ -25,7 +26,7 @@ class Compressed(NamedTuple):
         """The same rows with rising indices, for many edges on the CPU: the order in which the kernels walk by tiles."""
         indptr, indices, eids = self
         edges, rows, wide = indices.numel(), indptr.numel() - 1, indices.dtype == torch.int64
-        if edges < MANY_EDGES or indices.device.type != "cpu" or torch.compiler.is_compiling():
+        if edges < MANY_EDGES or indices.device.type != "cpu" or _is_traced(indices):
             return self
         if _C.indices_rise(indptr.data_ptr(), indices.data_ptr(), rows, wide):
             return self
@@ -36,6 +37,11 @@ class Compressed(NamedTuple):
 
 
 MANY_EDGES = 1 << 20
+
+
+def _is_traced(t: Tensor) -> bool:
+    """Whether a tensor stands for its shape alone: under torch.compile and torch's fake tensors."""
+    return torch.compiler.is_compiling() or isinstance(t, FakeTensor)
 
 
 class Graph:
@@ -247,7 +253,7 @@ def _check_compressed(indptr: Tensor, indices: Tensor, eids: Tensor | None, num_
 
 def _group(row: Tensor, col: Tensor, rows: int, cols: int, names=("row", "col")) -> Compressed:
     row, col = row.contiguous(), col.contiguous()
-    if torch.compiler.is_compiling():
+    if _is_traced(row):
         return Compressed(*torch.ops.ampgnn.group(row, col, rows, cols))
     if row.device.type != "cpu":
         return _group_anywhere(row, col, rows, cols, names)
@@ -311,7 +317,7 @@ def _to_coo(c: Compressed) -> tuple[Tensor, Tensor]:
 
 
 def _transpose(c: Compressed, rows: int, cols: int) -> Compressed:
-    if c.indices.device.type != "cpu" or torch.compiler.is_compiling():
+    if c.indices.device.type != "cpu" or _is_traced(c.indices):
         row, col = _to_coo(c)
         return _group(col, row, rows, cols)
     indptr, indices, eids = c.indptr.new_empty(rows + 1), torch.empty_like(c.indices), torch.empty_like(c.indices)
