@@ -24,7 +24,7 @@ clean_up() {
   status=$?
   if [ -n "${daemon:-}" ]; then
     kill "$daemon" && wait "$daemon" || true
-    umount "$work/exec/netns/default" 2>/dev/null || true
+    awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | sort --reverse | xargs --no-run-if-empty umount
   else
     docker image rm --force "$AMPGNN_TEST_BASE" >/dev/null 2>&1 || true
   fi
