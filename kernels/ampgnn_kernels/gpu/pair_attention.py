@@ -90,7 +90,7 @@ def _backward(indptr, indices, rindptr, rindices, h, h_dst, attn, out, largest, 
     grad_h = torch.empty_like(h)
     schedule = schedule_of(rindptr, rindices)
     partial = total.new_empty((schedule.split, heads * dim))
-    shape = tile(schedule, dim, h.itemsize, loads=2, most_columns=dim_tile(dim))
+    shape = tile(schedule, dim, h.itemsize, loads=2 if attn is None else 1, most_columns=dim_tile(dim))
     programs = triton.cdiv(schedule.pieces, shape["R"])
     grad_attn = None if attn is None else total.new_empty((programs, heads, dim))
     launch(
