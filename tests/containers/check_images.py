@@ -373,7 +373,8 @@ def test_mlflow_on_postgresql_keeps_its_runs(folder, image, finished, tmp_path, 
             *stage,
         ]
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
         run = json.loads((tmp_path / "out" / "result.json").read_text())["runs"][0]["mlflow_run_id"]
         subprocess.run([*compose, "down"], check=True, capture_output=True)
         up()
