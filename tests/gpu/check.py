@@ -253,7 +253,7 @@ def _train(size: Size, dataset: NodeDataset, heads: tuple[int, ...], kind: str, 
         {"dataset": "reddit", "model": "gat", "precision": kind, "device": size.device, "heads": heads}
         | ({} if size.device == "cuda" else {"hidden": 8})
     )
-    reason = precision.supports(size.device, kind)
+    reason = precision.why_not(size.device, kind)
     if reason:
         return {"reason": reason}
     torch.manual_seed(0)
