@@ -46,7 +46,7 @@ RUN uv pip install --no-cache --no-deps --compile-bytecode --python /opt/venv/bi
 # What only a GPU needs. Triton compiles one C file, of its driver, at first use: done here, the image has no compiler.
 FROM environment AS gpu
 COPY docker/triton_driver.py /src/
-RUN mkdir -p /opt/triton && TRITON_CACHE_DIR=/opt/triton /opt/venv/bin/python /src/triton_driver.py && chmod 1777 /opt/triton
+RUN mkdir -p /opt/triton && TRITON_CACHE_DIR=/opt/triton /opt/venv/bin/python /src/triton_driver.py
 # The address of one of DGL's own CUDA wheels, in place of the lock's dgl: for DGL's rows on a GPU. The newest is for
 # torch 2.4 and CUDA 12.4, so LOCK and BASE_IMAGE have to fit as well.
 ARG DGL_WHEEL=
@@ -60,6 +60,7 @@ COPY --from=python /opt/python /opt/python
 COPY --from=gpu /opt/venv /opt/venv
 COPY --from=gpu /opt/triton /opt/triton
 COPY --from=project /opt/project /opt/project
+RUN chmod 1777 /opt/triton
 # Any user id may run it (`--user`): homes and caches lie in /tmp, the code belongs to root and is read-only.
 ENV PATH=/opt/project/bin:/opt/venv/bin:$PATH \
     HOME=/tmp \

@@ -233,20 +233,34 @@ def wait_for(condition, seconds=240):
 
 @pytest.fixture
 def store(folder, finished, monkeypatch):
-    """The store that is there already, outside the working directory; afterwards no container is left."""
+    """The store that is there already, outside the working directory."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'results' / 'mlflow.db'}")
-    yield
+
+
+@pytest.fixture
+def start():
+    """Starts a process that, whatever comes of the test, does not outlive it, nor do containers."""
+    started = []
+
+    def popen(words, **options):
+        started.append(subprocess.Popen(words, start_new_session=True, **options))
+        return started[-1]
+
+    yield popen
+    for process in started:
+        process.kill()
+        process.wait()
     for container in running():
         docker("rm", "--force", container)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_the_container_ends_with_its_process(folder, store, tmp_path, number):
+def test_the_container_ends_with_its_process(folder, store, start, tmp_path, number):
     (tmp_path / "long.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: 1000000\n")
     record, data = folder / "results" / "images" / "cpu.json", folder / "results" / "data" / "digits.json"
     stage = ["train", "--config", "long.yaml", "--data", data, "--out", "out", "--threads", "1"]
     words = [sys.executable, "-m", "ampgnn", "image", "run", record, *stage]
-    process = subprocess.Popen([str(word) for word in words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = start([str(word) for word in words], cwd=tmp_path, stdout=subprocess.DEVNULL)
     wait_for(lambda: (tmp_path / "out" / "train.log").exists() and running())
     process.send_signal(number)
     assert process.wait(120) in (128 + number, -number)
@@ -254,12 +268,12 @@ def test_the_container_ends_with_its_process(folder, store, tmp_path, number):
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "the job's shell is killed", "Snakemake is killed"])
-def test_a_killed_job_stops_its_container(folder, store, tmp_path, how):
+def test_a_killed_job_stops_its_container(folder, store, start, tmp_path, how):
     shutil.copytree(folder / "results" / "images", tmp_path / "results" / "images")
     words = command(tmp_path, "--config", "runner=docker", "--nolock", config=LONG)
     with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen(
-            words, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        process = start(
+            words, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
         log = tmp_path / "results" / "runs" / "digits" / "gcn-fp32-native-cpu" / "train.log"
