@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from ampgnn_kernels import edge_softmax, sddmm, spmm
+from ampgnn_kernels import dot_attention, edge_softmax, is_fused, sddmm, spmm
 from torch import nn
 
 from .common import apply_linear, as_graph, check_in_degrees, source_and_destination
@@ -27,6 +27,8 @@ def dotgat_forward(layer, graph, feat, get_attention: bool = False):
     pair = isinstance(feat, tuple)
     h = apply_linear(layer.fc_src if pair else layer.fc, source).view(-1, *heads)
     h_dst = apply_linear(layer.fc_dst, destination).view(-1, *heads) if pair else h[: view.num_dst]
+    if not get_attention and is_fused("dot_attention", h.device):
+        return dot_attention(view, h, h_dst.to(h.dtype), layer._out_feats**-0.5)
     wide = torch.promote_types(h.dtype, torch.float32)
     logits = sddmm(view, "dot", h.to(wide), h_dst.to(wide)) / layer._out_feats**0.5
     weights = edge_softmax(view, logits)

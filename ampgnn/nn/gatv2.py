@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from ampgnn_kernels import edge_softmax, head_dot, sddmm, spmm
+from ampgnn_kernels import edge_softmax, gatv2_attention, head_dot, is_fused, sddmm, spmm
 from torch import nn
 
-from .common import apply_linear, as_graph, check_in_degrees, source_and_destination
+from .common import apply_linear, as_graph, check_in_degrees, passes_all, source_and_destination
 
 
 def gatv2_forward(layer, graph, feat, get_attention: bool = False):
@@ -30,9 +30,13 @@ def gatv2_forward(layer, graph, feat, get_attention: bool = False):
     h = apply_linear(layer.fc_src, source).view(-1, *heads)
     shared = layer.share_weights and not pair
     h_dst = h[: view.num_dst] if shared else apply_linear(layer.fc_dst, destination).view(-1, *heads)
-    logits = head_dot(layer.leaky_relu(sddmm(view, "add", h, h_dst)), layer.attn.view(heads))
-    weights = layer.attn_drop(edge_softmax(view, logits).unsqueeze(-1))
-    out = spmm(view, h, weights.to(h.dtype), op="mul")
+    ordinary = passes_all(layer.attn_drop) and type(layer.leaky_relu) is nn.LeakyReLU
+    if ordinary and not get_attention and is_fused("gatv2_attention", h.device):
+        out = gatv2_attention(view, h, h_dst.to(h.dtype), layer.attn.view(heads), layer.leaky_relu.negative_slope)
+    else:
+        logits = head_dot(layer.leaky_relu(sddmm(view, "add", h, h_dst)), layer.attn.view(heads))
+        weights = layer.attn_drop(edge_softmax(view, logits).unsqueeze(-1))
+        out = spmm(view, h, weights.to(h.dtype), op="mul")
     if layer.res_fc is not None:
         out = out + apply_linear(layer.res_fc, destination).view(view.num_dst, -1, layer._out_feats).to(out.dtype)
     if layer.activation:

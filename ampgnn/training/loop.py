@@ -23,6 +23,7 @@ from .capture import CapturedPasses
 from .checkpoint import State
 from .meters import PeakMemory, dgl_graph_bytes, tensors_of
 from .optimizer import Optimizer
+from .prefetch import prefetch
 
 WATCHED = 2  # epochs in which tensors are counted
 EPOCHS_APART = 1_000_003  # of the random numbers of one seed and the next
@@ -35,20 +36,28 @@ class NonFiniteLoss(Exception):
 def prepare(config: RunConfig, dataset: NodeDataset) -> SimpleNamespace:
     """Graph, features, labels and masks on the device, in the types of the configuration; the seeds share them."""
     device = torch.device(config.device)
-    graph = (dataset.graph() if config.backend == "native" else dataset.dgl_graph()).to(device)
+    graph = dataset.graph() if config.backend == "native" else dataset.dgl_graph()
+    sampled = None
+    if config.batch_size is not None:  # sampled on the CPU, whatever the device
+        from ampgnn.dgl.sampling import as_dgl
+
+        sampled = as_dgl(graph)
+    elif config.backend == "native":
+        _ = graph.csr  # made before tensors are counted, and on the CPU: to make it takes memory of its own
+    graph = graph.to(device)
     features = dataset.features.to(device, feature_dtype(config))
     labels = dataset.labels.to(device)
     ids = {s: getattr(dataset, f"{s}_mask").to(device).nonzero().flatten() for s in ("train", "val", "test")}
     beside = 0 if config.backend == "native" else dgl_graph_bytes(graph.num_nodes(), graph.num_edges())
-    if config.batch_size is None and config.backend == "native":
-        _ = graph.csr  # made before tensors are counted: to make it takes memory of its own
-    data = SimpleNamespace(graph=graph, features=features, labels=labels, ids=ids, beside=beside)
-    data.num_classes = dataset.num_classes
-    if config.batch_size is not None:
-        from ampgnn.dgl.sampling import as_dgl
-
-        data.sampled = as_dgl(graph)
-    return data
+    return SimpleNamespace(
+        graph=graph,
+        sampled=sampled,
+        features=features,
+        labels=labels,
+        ids=ids,
+        num_classes=dataset.num_classes,
+        beside=beside,
+    )
 
 
 def feature_dtype(config: RunConfig) -> torch.dtype:
@@ -145,19 +154,23 @@ def _batches(config: RunConfig, data: SimpleNamespace, model: nn.Module, state: 
     The epoch's batches and samples depend on seed, epoch and process alone. A batch is dealt out to the processes;
     each weighs its share so that the mean of their gradients is the batch's.
     """
+    from ampgnn.dgl import to_graph
     from ampgnn.dgl.sampling import batches
 
     rank, size = processes.rank(), processes.size()
     key = (state.seed * EPOCHS_APART + state.epoch) % 2**31
-    order = torch.randperm(len(data.ids["train"]), generator=torch.Generator().manual_seed(key))
-    whole = [b for b in data.ids["train"][order].split(config.batch_size) if len(b) >= size]
+    ids = data.ids["train"].cpu()
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(key))
+    whole = [b for b in ids[order].split(config.batch_size) if len(b) >= size]
     key = (key * size + rank) % 2**31
     torch.manual_seed(key)
     model.train()
     total = torch.zeros((), dtype=torch.float64)
     shares = [batch[rank::size] for batch in whole]
     samples = batches(data.sampled, torch.cat(shares), len(shares[0]), config.fanouts, key)
-    for batch, (inputs, outputs, blocks) in zip(whole, samples, strict=True):
+    view = to_graph if config.backend == "native" else (lambda block: block.to(config.device))
+    samples = ((inputs, outputs, [view(b) for b in blocks]) for inputs, outputs, blocks in samples)
+    for batch, (inputs, outputs, blocks) in zip(whole, prefetch(samples, config.device), strict=True):
         with precision.autocast(config.device, config.precision, config.mode):
             logits = model(blocks, data.features[inputs])
         loss = F.cross_entropy(logits.float(), data.labels[outputs], reduction="sum") / len(batch)

@@ -132,8 +132,8 @@ def gat_attention(graph: Graph, h: Tensor, el: Tensor, er: Tensor, negative_slop
             raise ValueError(f"{name} must have shape (nodes, {h.shape[1]}), got {tuple(t.shape)}")
     wide = accumulator(h.dtype)
     grad = _needs_grad(h, el, er)
-    arguments = (*graph.csc[:2], *(graph.csr[:2] if grad else (None, None)), h, el.to(wide), er.to(wide))
-    return call(_ops.gat_attention.default, *arguments, negative_slope, grad=grad)[0]
+    arguments = (*_ends(graph, grad), h, el.to(wide), er.to(wide), negative_slope)
+    return call(_ops.gat_attention.default, *arguments, grad=grad)[0]
 
 
 def gatv2_attention(graph: Graph, h: Tensor, h_dst: Tensor, attn: Tensor, negative_slope: float = 0.2) -> Tensor:
@@ -155,9 +155,9 @@ def gatv2_attention(graph: Graph, h: Tensor, h_dst: Tensor, attn: Tensor, negati
     _check_ends(graph, h, h_dst)
     if attn.shape != h.shape[1:]:
         raise ValueError(f"attn must have shape {tuple(h.shape[1:])}, got {tuple(attn.shape)}")
-    if _is_fused("gatv2_attention", h):
-        reverse = graph.csr[:2] if _needs_grad(h, h_dst, attn) else (None, None)
-        return _ops.gatv2_attention(*graph.csc[:2], *reverse, h, h_dst, attn, negative_slope)[0]
+    if is_fused("gatv2_attention", h.device):
+        grad = _needs_grad(h, h_dst, attn)
+        return call(_ops.gatv2_attention.default, *_ends(graph, grad), h, h_dst, attn, negative_slope, grad=grad)[0]
     wide = accumulator(h.dtype)
     pairs = torch.nn.functional.leaky_relu(sddmm(graph, "add", h.to(wide), h_dst.to(wide)), negative_slope)
     return _composed_attention(graph, h, head_dot(pairs, attn))
@@ -171,9 +171,9 @@ def dot_attention(graph: Graph, h: Tensor, h_dst: Tensor, scale: float) -> Tenso
     Args, returns and raises: as ``gatv2_attention``.
     """
     _check_ends(graph, h, h_dst)
-    if _is_fused("dot_attention", h):
-        reverse = graph.csr[:2] if _needs_grad(h, h_dst) else (None, None)
-        return _ops.dot_attention(*graph.csc[:2], *reverse, h, h_dst, scale)[0]
+    if is_fused("dot_attention", h.device):
+        grad = _needs_grad(h, h_dst)
+        return call(_ops.dot_attention.default, *_ends(graph, grad), h, h_dst, scale, grad=grad)[0]
     wide = accumulator(h.dtype)
     return _composed_attention(graph, h, sddmm(graph, "dot", h.to(wide), h_dst.to(wide)).squeeze(-1) * scale)
 
@@ -182,8 +182,13 @@ def _composed_attention(graph: Graph, h: Tensor, logits: Tensor) -> Tensor:
     return spmm(graph, h, edge_softmax(graph, logits).unsqueeze(-1), op="mul").to(h.dtype)
 
 
-def _is_fused(name: str, h: Tensor) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"ampgnn::{name}", h.device.type.upper())
+def is_fused(name: str, device: torch.device) -> bool:
+    """Whether the operator ``name`` has a kernel of its own for the device."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"ampgnn::{name}", device.type.upper())
+
+
+def _ends(graph: Graph, both: bool) -> tuple:
+    return *graph.csc[:2], *(graph.csr[:2] if both else (None, None))
 
 
 def _check_ends(graph: Graph, h: Tensor, h_dst: Tensor) -> None:
