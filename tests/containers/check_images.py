@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,22 +36,6 @@ CONFIG = {
     ],
 }
 LONG = {**CONFIG, "matrix": [{**DIGITS, "precision": ["fp32"], "epochs": 1_000_000, "seeds": [0]}]}
-
-
-# In place of the official image: the same variables, the same folder of data, Debian's server.
-POSTGRES = """\
-ARG BASE
-FROM ${BASE}
-RUN apt-get update && apt-get install -y --no-install-recommends postgresql && mkdir /var/lib/postgresql/data \\
- && chown postgres /var/lib/postgresql/data && ln -s /usr/lib/postgresql/*/bin/* /usr/local/bin/
-USER postgres
-ENV PGDATA=/var/lib/postgresql/data
-CMD test -s $PGDATA/PG_VERSION || { \\
-      echo "$POSTGRES_PASSWORD" >/tmp/password && initdb --username "$POSTGRES_USER" --pwfile /tmp/password \\
-      && echo "host all all all scram-sha-256" >>$PGDATA/pg_hba.conf \\
-      && echo "create database $POSTGRES_DB" | postgres --single postgres; }; \\
-    exec postgres -c "listen_addresses=*" -c unix_socket_directories=/var/run/postgresql
-"""
 
 
 def command(folder, *arguments, config=CONFIG):
@@ -330,59 +313,3 @@ def test_the_cuda_image_on_the_stand_in(image, tmp_path):
     done = subprocess.run(containers.run_command(record, "ampgnn-gpu", ["doctor"]), capture_output=True, text=True)
     assert done.returncode != 0 and "device driver" in done.stderr  # --gpus without a GPU
     docker("image", "rm", "--force", record["digest"])
-
-
-def test_mlflow_on_postgresql_keeps_its_runs(folder, image, finished, tmp_path, monkeypatch):
-    """docker/compose.yaml: up, a run from a stage in the image, down and up again."""
-    (tmp_path / "Dockerfile").write_text(POSTGRES)
-    done = docker("build", "--quiet", "--build-arg", f"BASE={BASE}", "--tag", "ampgnn-test-postgres", tmp_path)
-    assert done.returncode == 0, done.stderr
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    compose = ["docker-compose", "--project-name", "ampgnntest", "--file", str(ROOT / "docker" / "compose.yaml")]
-    refused = subprocess.run([*compose, "config"], capture_output=True, text=True)
-    assert refused.returncode != 0 and "must be set, in the environment or in docker/.env" in refused.stderr
-    for name, value in {
-        "POSTGRES_PASSWORD": "secret",
-        "POSTGRES_IMAGE": "ampgnn-test-postgres",
-        "AMPGNN_IMAGE": image["tag"],
-        "MLFLOW_PORT": str(port),
-    }.items():
-        monkeypatch.setenv(name, value)
-
-    def up():
-        subprocess.run([*compose, "up", "--detach"], check=True, capture_output=True)
-        health = "{{.State.Health.Status}}"
-        wait_for(lambda: docker("inspect", "--format", health, "ampgnntest_mlflow_1").stdout.strip() == "healthy", 240)
-
-    try:
-        up()
-        assert docker("port", "ampgnntest_mlflow_1").stdout.strip() == f"5000/tcp -> 127.0.0.1:{port}"
-        assert docker("port", "ampgnntest_database_1").stdout == ""
-        (tmp_path / "run.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: 2\n")
-        data = folder / "results" / "data" / "digits.json"
-        stage = ["train", "--config", "run.yaml", "--data", str(data), "--out", "out"]
-        words = [
-            sys.executable,
-            "-m",
-            "ampgnn",
-            "image",
-            "run",
-            str(folder / "results" / "images" / "cpu.json"),
-            *stage,
-        ]
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
-        run = json.loads((tmp_path / "out" / "result.json").read_text())["runs"][0]["mlflow_run_id"]
-        subprocess.run([*compose, "down"], check=True, capture_output=True)
-        up()
-        client = MlflowClient(tracking_uri=f"http://127.0.0.1:{port}")
-        assert len(client.get_metric_history(run, "train/loss")) == 2
-        assert client.get_run(run).data.tags["ampgnn.image"].startswith(image["tag"])
-        assert "metrics.jsonl" in {file.path for file in client.list_artifacts(run)}
-    finally:
-        logs = subprocess.run([*compose, "logs", "--tail", "30"], capture_output=True, text=True).stdout
-        print(logs)
-        subprocess.run([*compose, "down", "--volumes"], capture_output=True)
-        docker("image", "rm", "--force", "ampgnn-test-postgres")
