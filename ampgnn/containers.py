@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from .errors import UserError
+from .files import write_json
 from .git import commit_and_dirty
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,11 +141,7 @@ def build(
         else:
             subprocess.run([record["engine"], "tag", tag, f"ampgnn:{device}"], check=True)
             record |= {"status": "built", "digest": found[0], "size_bytes": found[1]}
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(part, out)
+    write_json(Path(out), record)
     return record
 
 

@@ -14,6 +14,8 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ampgnn.files import write_json
+
 from . import digits, ogb, planetoid, reddit
 from .base import DatasetError, DatasetUnavailable, NodeDataset, Provenance
 
@@ -92,7 +94,7 @@ def prepare(
         }
         record |= {"classes": dataset.num_classes, "split": counts, **dataset.provenance.as_dict()}
         record["file"] = os.path.relpath(file, Path(out).resolve().parent)
-    _write_json(Path(out), record)
+    write_json(Path(out), record)
     return record
 
 
@@ -147,7 +149,7 @@ def _prepared(name: str, cache: Path | None, scale: float | None) -> tuple[NodeD
             "digest": digest,
             **dataset.provenance.as_dict(),
         }
-        _write_json(about, record)
+        write_json(about, record)
     return dataset, file, digest
 
 
@@ -167,10 +169,3 @@ def _read(file: Path, record: dict) -> NodeDataset:
 def _sha256(file: Path) -> str:
     with file.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _write_json(path: Path, value: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(part, path)

@@ -18,6 +18,7 @@ from ampgnn import config as configs
 from ampgnn import datasets, environment, precision
 from ampgnn.config import RunConfig
 from ampgnn.errors import UserError
+from ampgnn.files import write_json
 from ampgnn.tracking import Tracker
 
 from . import checkpoint, loop, processes
@@ -95,7 +96,7 @@ def _lead(config: RunConfig, record: dict, data: Path, out: Path, tracking_uri: 
         "tracking": tracker.about(),
         "runs": runs,
     }
-    _write_json(out / "result.json", result)
+    write_json(out / "result.json", result)
     for leftover in (out / UNFINISHED, *out.glob(f"seed*/{SEED_RESULT}"), *out.glob(f"seed*/{CHECKPOINT}")):
         leftover.unlink(missing_ok=True)
     return result
@@ -115,15 +116,9 @@ def _open_folder(out: Path, config: RunConfig, record: dict) -> None:
     if not resumed:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        _write_json(out / UNFINISHED, same)
+        write_json(out / UNFINISHED, same)
     (out / "result.json").unlink(missing_ok=True)
     (out / "config.yaml").write_text(configs.dump(config))
-
-
-def _write_json(path: Path, value: dict) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(part, path)
 
 
 def _reason(config: RunConfig, record: dict) -> str | None:
@@ -188,7 +183,7 @@ def _seed(config, prepared, seed: int, out: Path, tracker: Tracker, progress: Pr
         "final": final,
         "metrics": f"seed{seed}/metrics.jsonl",
     }
-    _write_json(folder / SEED_RESULT, result)
+    write_json(folder / SEED_RESULT, result)
     return result
 
 

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..cpu import accumulator
 from .schedule import schedule_of
-from .tiles import PARTIALS, WARPS, accumulator, edge_ids, exp_difference, launch, load_columns, load_pieces, tile
+from .tiles import PARTIALS, WARPS, edge_ids, exp_difference, launch, load_columns, load_pieces, tile
 
 
 def edge_softmax(indptr, indices, eids, logits) -> Tensor:

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..cpu import accumulator
 from .rows import combine, store_rows
 from .schedule import Schedule, entry_of, schedule_of
 from .tiles import (
     PARTIALS,
     WARPS,
-    accumulator,
     apply_op,
     edge_ids,
     launch,

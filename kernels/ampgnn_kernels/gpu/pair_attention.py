@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..cpu import accumulator
 from .attention import combine_parts, dim_tile, leaky, slope_at, store_attention, warps
 from .rows import combine
 from .schedule import schedule_of
-from .tiles import PARTIALS, WARPS, accumulator, exp_difference, launch, load_columns, load_pieces, tile
+from .tiles import PARTIALS, WARPS, exp_difference, launch, load_columns, load_pieces, tile
 
 
 def gatv2_attention(indptr, indices, rindptr, rindices, h, h_dst, attn, negative_slope):

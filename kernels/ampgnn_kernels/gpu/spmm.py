@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..cpu import accumulator
 from .extreme import extreme
 from .rows import combine, store_rows
 from .schedule import schedule_of
-from .tiles import accumulator, apply_op, edge_ids, launch, load_columns, load_pieces, messages
+from .tiles import apply_op, edge_ids, launch, load_columns, load_pieces, messages
 
 EDGE_OPS = {"copy_u": "copy_lhs", "copy_e": "copy_rhs"}
 

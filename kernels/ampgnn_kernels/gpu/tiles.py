@@ -106,12 +106,8 @@ def messages(schedule: Schedule, indices, x, w, op: str, loads: int = LOADS) -> 
     return Messages(c, a, triton.cdiv(schedule.pieces, shape["R"]) * blocks, args, meta)
 
 
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def wide_type(dtype: torch.dtype) -> tl.dtype:
-    """``accumulator`` as Triton names it."""
+    """``cpu.accumulator`` as Triton names it."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
