@@ -182,6 +182,7 @@ def _composed_attention(graph: Graph, h: Tensor, logits: Tensor) -> Tensor:
     return spmm(graph, h, edge_softmax(graph, logits).unsqueeze(-1), op="mul").to(h.dtype)
 
 
+@torch.compiler.assume_constant_result
 def is_fused(name: str, device: torch.device) -> bool:
     """Whether the operator ``name`` has a kernel of its own for the device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"ampgnn::{name}", device.type.upper())
