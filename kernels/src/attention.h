@@ -29,13 +29,13 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
     const A *el = (const A*)a.el, *er = (const A*)a.er, slope = A(a.negative_slope);
     const Tiling t = tiling_for(a.g, a.h, n * sizeof(T), stride * sizeof(A));
-    for_rows<I>(a.g, n + heads * 8, a.threads, [&](int64_t first, int64_t end) {
-        const int64_t slots = least(t.chunk, end - first);
+    for_rows<I>(a.g, t, n + heads * 8, a.threads, [&](const Span& span) {
+        const int64_t slots = least(t.chunk, span.end - span.first);
         Scratch<A> acc(slots * stride), max(slots * heads), s(kBlock * heads + kLanes<A>);
         Scratch<double> sum(slots * heads);
         Scratch<const T*> xs(kBlock);
         for_segments(
-            g, t, first, end, {},
+            g, t, span, {},
             [&](int64_t v, int64_t slot) {
                 memset(acc + slot * stride, 0, stride * sizeof(A));
                 for (int64_t h = 0; h < heads; ++h) max[slot * heads + h] = -A(__builtin_inf()), sum[slot * heads + h] = 0;
@@ -114,15 +114,14 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
     const auto* dst = (const Destination<A>*)a.dst;
     const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A) + n * sizeof(T));
-    for_ranges<I>(a.g, a.parts, a.threads, [&](int64_t first, int64_t end, int64_t part) {
-        A* sums = (A*)a.sums + part * a.num_dst * heads * 3;
-        const int64_t slots = least(t.chunk, end - first);
+    for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
+        const int64_t slots = least(t.chunk, span.end - span.first);
         Weights<A> weights(a);
         Scratch<A> acc(slots * stride), wide(stride), sum(stride), d(kFew * heads), grad_el(slots * heads);
         Scratch<A> e(kBlock * heads + kLanes<A>), slopes(kBlock * heads);
         Scratch<const T*> ys(kBlock);
         for_segments(
-            g, t, first, end, {},
+            g, t, span, {},
             [&](int64_t, int64_t slot) {
                 memset(acc + slot * stride, 0, stride * sizeof(A));
                 memset(grad_el + slot * heads, 0, heads * sizeof(A));
@@ -134,6 +133,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
             [&](const Segment& s) {
                 load_row<T>(wide, (const T*)a.h + s.row * n, n);
                 memset(sum, 0, stride * sizeof(A));
+                A* sums = (A*)a.sums + s.share * a.num_dst * heads * 3;
                 for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
                     const int64_t at = s.at + j0, count = least(kFew, s.count - j0);
                     for (int64_t j = count; j < least(count + kFew, s.ready - j0); ++j) prefetch(ys[at + j], n);
@@ -156,7 +156,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
                 memcpy((A*)a.grad_el + u * heads, grad_el + slot * heads, heads * sizeof(A));
             });
-    });
+    }, a.parts);
 }
 
 // grad_el[u] -= sum over u's edges of a slope e[v].

@@ -12,12 +12,21 @@ template <class T, int N> inline void dots(const T* const* x, const Acc<T>* y, i
     int64_t i = 0;
     for (; i + 2 * W <= n; i += 2 * W) {
         const Vec<A> y0 = load(y + i), y1 = load(y + i + W);
+#pragma GCC unroll 8
         for (int j = 0; j < N; ++j) sum[j] += load(x[j] + i) * y0, more[j] += load(x[j] + i + W) * y1;
     }
-    for (; i + W <= n; i += W)
-        for (int j = 0; j < N; ++j) sum[j] += load(x[j] + i) * load(y + i);
-    if (i < n)
-        for (int j = 0; j < N; ++j) sum[j] += load_n(x[j] + i, int(n - i)) * load_n(y + i, int(n - i));
+    if (i + W <= n) {
+        const Vec<A> last = load(y + i);
+#pragma GCC unroll 8
+        for (int j = 0; j < N; ++j) sum[j] += load(x[j] + i) * last;
+        i += W;
+    }
+    if (i < n) {
+        const Vec<A> last = load_n(y + i, int(n - i));
+#pragma GCC unroll 8
+        for (int j = 0; j < N; ++j) more[j] += load_n(x[j] + i, int(n - i)) * last;
+    }
+#pragma GCC unroll 8
     for (int j = 0; j < N; ++j) out[j] = lanes_sum<A>(sum[j] + more[j]);
 }
 

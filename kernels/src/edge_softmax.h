@@ -17,23 +17,36 @@ template <class A> inline void exp_all(const A* x, A max, int64_t n, A* e) {
 template <class A> inline void exp_heads(const A* x, const A* max, int64_t count, int64_t heads, A* e) {
     if (heads == 1) return exp_all(x, max[0], count, e);
     constexpr int W = kLanes<A>;
-    A m[W];
+    const bool same = W % heads == 0;  // every vector starts with the first head
+    A m[W] = {};
     const int64_t n = count * heads;
     for (int64_t i = 0; i < n; i += W) {
         const int c = int(least(int64_t(W), n - i));
-        for (int j = 0; j < c; ++j) m[j] = max[(i + j) % heads];
-        for (int j = c; j < W; ++j) m[j] = 0;
+        if (!same || i == 0)
+            for (int j = 0; j < W; ++j) m[j] = max[(i + j) % heads];
         if (c == W) store(e + i, exp_difference(load(x + i), load(m)));
         else store_n(e + i, exp_difference(load_n(x + i, c), load(m)), c);
     }
 }
 
+template <class A> inline void take_max(A v, A& max) {  // a NaN stays
+    if (!(v <= max) && max == max) max = v;
+}
+
 template <class A> inline void max_heads(const A* x, int64_t count, int64_t heads, A* max) {
-    for (int64_t j = 0; j < count; ++j)
-        for (int64_t h = 0; h < heads; ++h) {
-            const A v = x[j * heads + h];
-            if (!(v <= max[h]) && max[h] == max[h]) max[h] = v;
+    constexpr int W = kLanes<A>;
+    const int64_t n = count * heads;
+    int64_t i = 0;
+    if (W % heads == 0 && n >= 2 * W) {
+        Vec<A> best = load(x);
+        for (i = W; i + W <= n; i += W) {
+            const Vec<A> v = load(x + i);
+            best = (v <= best) | (best != best) ? best : v;
         }
+        for (int j = 0; j < W; ++j) take_max(A(best[j]), max[j % heads]);
+    }
+    for (; i < n; i += heads)
+        for (int64_t h = 0; h < heads; ++h) take_max(x[i + h], max[h]);
 }
 
 template <class A> inline void sum_heads(const A* e, int64_t count, int64_t heads, double* sum) {
@@ -50,6 +63,12 @@ template <class A> inline void sum_heads(const A* e, int64_t count, int64_t head
         for (int64_t h = 0; h < heads; ++h) sum[h] += e[j * heads + h];
 }
 
+template <class A> inline void scale_heads(A* x, const A* factor, int64_t count, int64_t heads) {
+    if (heads == 1) return scale_row(x, factor[0], count);
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t h = 0; h < heads; ++h) x[j * heads + h] *= factor[h];
+}
+
 // Longest row (logits) whose exponentials are kept between the passes; those of longer rows are computed twice.
 constexpr int64_t kKept = 1 << 14;
 
@@ -62,13 +81,7 @@ template <class I, class T> void edge_softmax_rows(const SoftmaxArgs& a) {
         const int64_t block = most(kKept / heads, int64_t(1));
         Scratch<A> e(block * heads), max(heads), inverse(heads);
         Scratch<double> sum(heads);
-        const auto gather = [&](int64_t k, int64_t count) {
-            for (int64_t j = 0; j < count; ++j) {
-                g.prefetch_edge(logits, heads, k + j + kEdgesAhead, a.g.nnz);
-                const T* x = logits + g.eid(k + j) * heads;
-                for (int64_t h = 0; h < heads; ++h) e[j * heads + h] = A(to_acc(x[h]));
-            }
-        };
+        const auto gather = [&](int64_t k, int64_t count) { gather_edges(g, logits, heads, k, count, a.g.nnz, e.data); };
         for (int64_t r = first; r < end; ++r) {
             const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
             const bool kept = k1 - k0 <= block;
@@ -88,10 +101,8 @@ template <class I, class T> void edge_softmax_rows(const SoftmaxArgs& a) {
                 const int64_t count = least(block, k1 - k);
                 if (!kept) gather(k, count), exp_heads<A>(e, max, count, heads, e);
                 for (int64_t h = 0; h < heads; ++h) inverse[h] = A(1 / sum[h]);
-                for (int64_t j = 0; j < count; ++j) {
-                    T* out = (T*)a.out + g.eid(k + j) * heads;
-                    for (int64_t h = 0; h < heads; ++h) out[h] = Store<T>::from(e[j * heads + h] * inverse[h]);
-                }
+                scale_heads<A>(e, inverse, count, heads);
+                scatter_edges(g, (const A*)e.data, heads, k, count, (T*)a.out);
             }
         }
     });
@@ -108,12 +119,7 @@ template <class I, class T> void edge_softmax_backward_rows(const SoftmaxArgs& a
         const int64_t block = most(kKept / heads, int64_t(1));
         Scratch<A> e(block * heads), d(block * heads), max(heads), inverse(heads), mean(heads);
         Scratch<double> sum(heads), dot(heads);
-        const auto gather = [&](const T* from, int64_t k, int64_t count, A* to) {
-            for (int64_t j = 0; j < count; ++j) {
-                g.prefetch_edge(from, heads, k + j + kEdgesAhead, a.g.nnz);
-                for (int64_t h = 0; h < heads; ++h) to[j * heads + h] = A(to_acc(from[g.eid(k + j) * heads + h]));
-            }
-        };
+        const auto gather = [&](const T* from, int64_t k, int64_t count, A* to) { gather_edges(g, from, heads, k, count, a.g.nnz, to); };
         for (int64_t r = first; r < end; ++r) {
             const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
             const bool kept = k1 - k0 <= block;
@@ -137,13 +143,10 @@ template <class I, class T> void edge_softmax_backward_rows(const SoftmaxArgs& a
                 const int64_t count = least(block, k1 - k);
                 if (!kept) gather(logits, k, count, e), exp_heads<A>(e, max, count, heads, e);
                 gather(grads, k, count, d);
-                for (int64_t j = 0; j < count; ++j) {
-                    T* out = (T*)a.out + g.eid(k + j) * heads;
-                    for (int64_t h = 0; h < heads; ++h) {
-                        const int64_t i = j * heads + h;
-                        out[h] = Store<T>::from(e[i] * inverse[h] * (d[i] - mean[h]));
-                    }
-                }
+                for (int64_t j = 0; j < count; ++j)
+                    for (int64_t h = 0; h < heads; ++h) e[j * heads + h] *= d[j * heads + h] - mean[h];
+                scale_heads<A>(e, inverse, count, heads);
+                scatter_edges(g, (const A*)e.data, heads, k, count, (T*)a.out);
             }
         }
     });

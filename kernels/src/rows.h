@@ -1,5 +1,7 @@
 // Walking compressed rows: ranges of rows of equal work, and blocks of a row's entries.
 #pragma once
+#include <sys/mman.h>
+
 #include <cstdlib>
 
 #include "args.h"
@@ -28,12 +30,17 @@ template <class I> struct View {
 // The width of a row of n values with room for whole vectors.
 template <class A> inline int64_t padded(int64_t n) { return (n + kLanes<A> - 1) / kLanes<A> * kLanes<A>; }
 
-// Zeroed scratch memory of one thread, freed with it.
+// Zeroed scratch memory of one thread, freed with it; in huge pages where it is large, or each of its rows would cost a
+// miss of the address cache.
 template <class A> struct Scratch {
     A* data;
     explicit Scratch(int64_t n) {
-        const size_t bytes = (size_t(n) * sizeof(A) + 128) / 64 * 64;
-        data = (A*)aligned_alloc(64, bytes);
+        constexpr size_t kHugePage = 2 << 20;
+        const size_t needed = size_t(n) * sizeof(A) + 64, page = needed < kHugePage ? 64 : kHugePage, bytes = (needed + page - 1) / page * page;
+        data = (A*)aligned_alloc(page, bytes);
+#if defined(MADV_HUGEPAGE)
+        if (data && page == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+#endif
         if (data) memset(data, 0, bytes);
     }
     ~Scratch() { free(data); }
@@ -42,12 +49,14 @@ template <class A> struct Scratch {
     A& operator[](int64_t i) const { return data[i]; }
 };
 
-// The first row r in [lo, rows] with r + indptr[r] >= work: ranges cut there hold equal numbers of rows + entries.
-template <class I> int64_t row_at(const I* indptr, int64_t rows, int64_t work) {
-    int64_t lo = 0, hi = rows;
+// Where rows [first, end) are cut so that `parts` parts hold equal numbers of rows + entries: the first row of part i.
+template <class I> int64_t cut(const I* indptr, int64_t first, int64_t end, int64_t i, int64_t parts) {
+    if (i >= parts) return end;
+    const int64_t start = first + int64_t(indptr[first]), work = (end + int64_t(indptr[end]) - start) * i / parts;
+    int64_t lo = first, hi = end;
     while (lo < hi) {
         const int64_t mid = lo + (hi - lo) / 2;
-        if (mid + int64_t(indptr[mid]) - int64_t(indptr[0]) < work) lo = mid + 1; else hi = mid;
+        if (mid + int64_t(indptr[mid]) - start < work) lo = mid + 1; else hi = mid;
     }
     return lo;
 }
@@ -55,10 +64,8 @@ template <class I> int64_t row_at(const I* indptr, int64_t rows, int64_t work) {
 // Calls body(first_row, end_row, range) on `ranges` ranges of rows; each range runs on one thread, in row order.
 template <class I, class Body> void for_ranges(const Rows& g, int64_t ranges, int threads, const Body& body) {
     const I* indptr = (const I*)g.indptr;
-    const int64_t total = g.rows + g.nnz;
     const auto one = [&](int64_t range) {
-        const int64_t first = row_at(indptr, g.rows, total * range / ranges);
-        const int64_t end = range + 1 == ranges ? g.rows : row_at(indptr, g.rows, total * (range + 1) / ranges);
+        const int64_t first = cut(indptr, 0, g.rows, range, ranges), end = cut(indptr, 0, g.rows, range + 1, ranges);
         if (first < end) body(first, end, range);
     };
     if (threads <= 1 || ranges <= 1) {
@@ -110,6 +117,28 @@ template <class T> inline void load_row(Acc<T>* to, const T* from, int64_t n) {
     for (; i + W <= n; i += W) store(to + i, load(from + i));
     for (; i < n; ++i) to[i] = to_acc(from[i]);
 }
+
+// to (count, width) = what the edges of entries k and on hold in `from`, made wide; entries before `stop` are prefetched.
+template <class I, class T>
+inline void gather_edges(const View<I>& g, const T* from, int64_t width, int64_t k, int64_t count, int64_t stop, Acc<T>* to) {
+    if (!g.eids) return load_row<T>(to, from + k * width, count * width);
+    for (int64_t j = 0; j < count; ++j) {
+        g.prefetch_edge(from, width, k + j + kEdgesAhead, stop);
+        const T* row = from + int64_t(g.eids[k + j]) * width;
+        for (int64_t i = 0; i < width; ++i) to[j * width + i] = to_acc(row[i]);
+    }
+}
+
+// The other way round: what the edges of entries k and on hold in `to` = from (count, width), rounded.
+template <class I, class T>
+inline void scatter_edges(const View<I>& g, const Acc<T>* from, int64_t width, int64_t k, int64_t count, T* to) {
+    if (!g.eids) return store_row(to + k * width, from, count * width);
+    for (int64_t j = 0; j < count; ++j) {
+        T* row = to + int64_t(g.eids[k + j]) * width;
+        for (int64_t i = 0; i < width; ++i) row[i] = Store<T>::from(from[j * width + i]);
+    }
+}
+
 template <class A> inline void scale_row(A* x, A factor, int64_t n) {
     for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }

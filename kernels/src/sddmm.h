@@ -71,11 +71,11 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
     const bool far_is_edge = (left_is_row ? a.rhs_target : a.lhs_target) == Target::e;
     const int64_t heads = a.b.outer, dim = a.b.inner, n = heads * dim;
     const Tiling t = tiling_for(a.g, far, far_is_edge ? 0 : n * sizeof(T), n * sizeof(T));
-    for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
+    for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
         Scratch<A> wide(padded<A>(n)), d(kBlock * heads);
         Scratch<const T*> xs(kBlock);
         for_segments(
-            g, t, first, end, {(const char*)a.out, heads * int64_t(sizeof(T))}, kNothing,
+            g, t, span, {(const char*)a.out, heads * int64_t(sizeof(T))}, kNothing,
             [&](const Segment& s) {
                 for (int64_t j = 0; j < s.count; ++j) {
                     g.prefetch_edge((const T*)a.out, heads, s.k + j + kEdgesAhead, s.stop);
@@ -88,11 +88,10 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
                     for (int64_t q = j + kAhead; q < least(j + 2 * kAhead, s.ready); ++q) prefetch(xs[s.at + q], n);
                     dots_by_head<T>(xs + s.at + j, least(int64_t(kAhead), s.count - j), wide, heads, dim, d + j * heads);
                 }
-                for (int64_t j = 0; j < s.count; ++j) {
-                    const A scale = scale_of<A>(a, g.indices[s.k + j], s.row);
-                    T* out = (T*)a.out + g.eid(s.k + j) * heads;
-                    for (int64_t h = 0; h < heads; ++h) out[h] = Store<T>::from(scale * d[j * heads + h]);
-                }
+                if (a.src_scale || a.dst_scale)
+                    for (int64_t j = 0; j < s.count; ++j)
+                        for (int64_t h = 0; h < heads; ++h) d[j * heads + h] *= scale_of<A>(a, g.indices[s.k + j], s.row);
+                scatter_edges(g, (const A*)d.data, heads, s.k, s.count, (T*)a.out);
             },
             kNothing);
     });

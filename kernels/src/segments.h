@@ -1,5 +1,7 @@
 // The entries of rows, in the order that keeps what they gather in cache.
 #pragma once
+#include <omp.h>
+
 #include "rows.h"
 
 namespace {
@@ -7,21 +9,23 @@ namespace {
 // At most kBlock entries of one row, from k on, handled at once. `slot` is the row's place in its chunk, where its
 // running result is kept; `at` is where the entries' values lie in the scratch arrays of the batch, which hold
 // `ready` entries from there on, those of later segments included.
-// `stop` is the end of the run of entries that it is a part of.
-struct Segment { int64_t row, slot, k, count, at, ready, stop; };
+// `stop` is the end of the run of entries that it is a part of, `share` the share of the rows (see Span).
+struct Segment { int64_t row, slot, k, count, at, ready, stop, share; };
 
 // Rows are walked in chunks. A chunk passes over the ids at the other end tile by tile, so that what it gathers from one
-// tile stays in cache; a tile is first streamed in, much faster than its rows would be missed one by one. All of it
-// follows from the graph and the sizes alone: results depend neither on the number of threads nor on the machine.
+// tile stays in cache; a tile is first streamed in, much faster than its rows would be missed one by one. Threads share a
+// chunk and go through its tiles together: the last-level cache holds one tile, not one a thread. All of it follows from
+// the graph and the sizes alone: results depend neither on the number of threads nor on the machine.
 struct Tiling {
     int64_t cols, tile, chunk;
     const char* gathered;  // row 0 of what entries gather, null where a tile is everything
     int64_t bytes;         // a row of it
+    bool shared() const { return gathered; }
 };
 
 // kept: bytes of the running result of a row.
 inline Tiling tiling_for(const Rows& g, const void* gathered, int64_t bytes, int64_t kept) {
-    constexpr int64_t kTileBytes = 8 << 20, kChunkBytes = 4 << 20, kUntiledBytes = 16 << 10, kWorthAVisit = 4;
+    constexpr int64_t kTileBytes = 8 << 20, kChunkBytes = 8 << 20, kUntiledBytes = 16 << 10, kWorthAVisit = 4;
     kept = most(kept, int64_t(64));
     const int64_t tiles = (g.cols * bytes + kTileBytes - 1) / kTileBytes, chunk = most(kChunkBytes / kept, int64_t(16));
     const bool reused = g.rows > 0 && double(chunk) * g.nnz / g.rows > double(g.cols);
@@ -30,25 +34,42 @@ inline Tiling tiling_for(const Rows& g, const void* gathered, int64_t bytes, int
     return {g.cols, (g.cols + tiles - 1) / tiles, chunk, (const char*)gathered, bytes};
 }
 
-inline void preload(const Tiling& t, int64_t lo, int64_t hi) {
-    if (!t.gathered) return;
-    for (int64_t byte = lo * t.bytes; byte < hi * t.bytes; byte += 64) __builtin_prefetch(t.gathered + byte, 0, 2);
+// What one thread walks: the shares [lo, hi) of the `shares` that every chunk of the rows [first, end) is cut in, or all
+// of it, as share lo, where `shares` is 0.
+struct Span {
+    int64_t first, end, lo, hi, shares;
+    template <class I> int64_t cut_at(const I* indptr, int64_t c0, int64_t c1, int64_t i) const {
+        return shares ? cut(indptr, c0, c1, i, shares) : i == lo ? c0 : c1;
+    }
+};
+
+// Streams in a thread's part of the ids [lo, hi) and waits for those of the others.
+inline void preload(const Tiling& t, int64_t lo, int64_t hi, const Span& s) {
+    if (!t.shared()) return;
+    const int64_t size = (hi - lo) * t.bytes;
+    const char* base = t.gathered + lo * t.bytes;
+    for (int64_t byte = size * s.lo / s.shares; byte < size * s.hi / s.shares; byte += 64) __builtin_prefetch(base + byte, 0, 2);
+#pragma omp barrier
 }
 
 // What each edge reads or writes of its own: a row of `bytes` from `data` on, or nothing.
 struct EdgeData { const char* data; int64_t bytes; };
 
-// Calls, for the rows of [first, end): begin(row, slot); then prepare(segment) and later consume(segment) for runs of
-// its entries; at last finish(row, slot). A batch of segments is prepared before its first is consumed. The first edges of
+// Calls, for the rows of a span: begin(row, slot); then prepare(segment) and later consume(segment) for runs of their
+// entries; at last finish(row, slot). A batch of segments is prepared before its first is consumed. The first edges of
 // the rows ahead are fetched on the way: edge ids in any order make each a cache miss of its own.
 template <class I, class Begin, class Prepare, class Consume, class Finish>
-void for_segments(const View<I>& g, const Tiling& t, int64_t first, int64_t end, const EdgeData& edges, const Begin& begin,
+void for_segments(const View<I>& g, const Tiling& t, const Span& span, const EdgeData& edges, const Begin& begin,
                   const Prepare& prepare, const Consume& consume, const Finish& finish) {
-    constexpr int64_t kRowsAhead = 2;
+    constexpr int64_t kRowsAhead = 2, kRunsAhead = 6;
     const bool fetching = g.eids && edges.data;
+    const auto fetch_run = [&](int64_t k) {  // where a row's next run of entries starts
+        __builtin_prefetch(g.indices + k), __builtin_prefetch((const char*)(g.indices + k) + 64);
+        if (edges.data && !g.eids) __builtin_prefetch(edges.data + k * edges.bytes);
+    };
     const auto fetch = [&](int64_t k) { __builtin_prefetch(edges.data + int64_t(g.eids[k]) * edges.bytes); };
-    const int64_t chunks = (end - first + t.chunk - 1) / t.chunk, size = chunks ? (end - first + chunks - 1) / chunks : 0;
-    Scratch<int64_t> next(size);
+    const int64_t rows = span.end - span.first, chunks = (rows + t.chunk - 1) / t.chunk, size = chunks ? (rows + chunks - 1) / chunks : 0;
+    Scratch<int64_t> next(size), cuts(span.hi - span.lo + 1);
     Segment batch[kBlock];
     int64_t held = 0, filled = 0;
     const auto flush = [&] {
@@ -58,26 +79,30 @@ void for_segments(const View<I>& g, const Tiling& t, int64_t first, int64_t end,
         }
         held = filled = 0;
     };
-    for (int64_t c0 = first; c0 < end; c0 += size) {
-        const int64_t c1 = least(c0 + size, end);
-        for (int64_t r = c0; r < c1; ++r) begin(r, r - c0), next[r - c0] = g.indptr[r];
+    for (int64_t c0 = span.first; c0 < span.end; c0 += size) {
+        const int64_t c1 = least(c0 + size, span.end);
+        for (int64_t i = span.lo; i <= span.hi; ++i) cuts[i - span.lo] = span.cut_at(g.indptr, c0, c1, i);
+        const int64_t first = cuts[0], end = cuts[span.hi - span.lo];
+        for (int64_t r = first; r < end; ++r) begin(r, r - first), next[r - first] = g.indptr[r];
         for (int64_t limit = t.tile;; limit += t.tile) {
             const bool last = limit >= t.cols;
-            preload(t, limit - t.tile, least(limit, t.cols));
-            for (int64_t r = c0; r < c1; ++r) {
-                if (fetching && r + kRowsAhead < c1) {
-                    const int64_t k = next[r + kRowsAhead - c0], stop = least(k + kEdgesAhead, int64_t(g.indptr[r + kRowsAhead + 1]));
+            preload(t, limit - t.tile, least(limit, t.cols), span);
+            for (int64_t r = first, share = span.lo; r < end; ++r) {
+                while (r == cuts[share + 1 - span.lo]) ++share;
+                if (t.shared() && r + kRunsAhead < end) fetch_run(next[r + kRunsAhead - first]);
+                if (fetching && r + kRowsAhead < end) {
+                    const int64_t k = next[r + kRowsAhead - first], stop = least(k + kEdgesAhead, int64_t(g.indptr[r + kRowsAhead + 1]));
                     for (int64_t i = k; i < stop && (last || g.indices[i] < limit); ++i) fetch(i);
                 }
-                int64_t k = next[r - c0], stop = k;
+                int64_t k = next[r - first], stop = k;
                 const int64_t row_end = g.indptr[r + 1];
                 if (last) stop = row_end;
                 else while (stop < row_end && g.indices[stop] < limit) ++stop;
-                next[r - c0] = stop;
+                next[r - first] = stop;
                 for (int64_t count; k < stop; k += count) {
                     count = least(kBlock, stop - k);
                     if (held == kBlock || filled + count > kBlock) flush();
-                    const Segment s{r, r - c0, k, count, filled, 0, stop};
+                    const Segment s{r, r - first, k, count, filled, 0, stop, share};
                     prepare(s);
                     batch[held++] = s;
                     filled += count;
@@ -86,7 +111,22 @@ void for_segments(const View<I>& g, const Tiling& t, int64_t first, int64_t end,
             flush();
             if (last) break;
         }
-        for (int64_t r = c0; r < c1; ++r) finish(r, r - c0);
+        for (int64_t r = first; r < end; ++r) finish(r, r - first);
+    }
+}
+
+// Calls body(span) on every thread with its part of the rows. `width` is the cost of an entry. With `shares`, rows are
+// dealt in that many shares, whose sums a kernel keeps apart: they follow from the graph, not from the threads.
+template <class I, class Body>
+void for_rows(const Rows& g, const Tiling& t, int64_t width, int threads, const Body& body, int64_t shares = 0) {
+    if (!t.shared()) {
+        if (!shares) return for_rows<I>(g, width, threads, [&](int64_t first, int64_t end) { body(Span{first, end, 0, 1, 0}); });
+        return for_ranges<I>(g, shares, threads, [&](int64_t first, int64_t end, int64_t i) { body(Span{first, end, i, i + 1, 0}); });
+    }
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const int64_t i = omp_get_thread_num(), of = omp_get_num_threads(), all = shares ? shares : of;
+        body(Span{0, g.rows, all * i / of, all * (i + 1) / of, all});
     }
 }
 

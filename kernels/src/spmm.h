@@ -106,13 +106,13 @@ template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs
     const bool copies = a.op == Op::copy_u || a.op == Op::copy_e;
     const auto msg = message_of<T>(a.op);
     const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * (sizeof(A) + sizeof(B) * (Ids ? 2 : 1)));
-    for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
-        const int64_t slots = least(t.chunk, end - first);
+    for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
+        const int64_t slots = least(t.chunk, span.end - span.first);
         Scratch<A> acc(slots * stride), m(stride);
         Scratch<B> arg(slots * stride), arg_id(Ids ? slots * stride : 0), ids(kBlock);
         Scratch<const T*> xs(kBlock);
         for_segments(
-            g, t, first, end, {(const char*)w, a.w_stride * int64_t(sizeof(T))},
+            g, t, span, {(const char*)w, a.w_stride * int64_t(sizeof(T))},
             [&](int64_t r, int64_t slot) {
                 const A init = g.indptr[r] < g.indptr[r + 1] ? start : A(0);
                 for (int64_t i = 0; i < n; ++i) acc[slot * stride + i] = init;
@@ -171,11 +171,11 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     const bool plain = a.op == Op::copy_u && !a.src_scale;
     const auto msg = message_of<T>(a.op);
     const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * sizeof(A));
-    for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
-        Scratch<A> acc(least(t.chunk, end - first) * stride), m(n), sum(n), weight(kBlock * heads + kLanes<A>);
+    for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
+        Scratch<A> acc(least(t.chunk, span.end - span.first) * stride), m(n), sum(n), weight(kBlock * heads + kLanes<A>);
         Scratch<const T*> xs(kBlock), ws(kBlock);
         for_segments(
-            g, t, first, end, {(const char*)w, a.w_stride * int64_t(sizeof(T))}, [&](int64_t, int64_t slot) { memset(acc + slot * stride, 0, stride * sizeof(A)); },
+            g, t, span, {(const char*)w, a.w_stride * int64_t(sizeof(T))}, [&](int64_t, int64_t slot) { memset(acc + slot * stride, 0, stride * sizeof(A)); },
             [&](const Segment& s) {
                 const I* ends = g.indices + s.k;
                 const T **rows = xs + s.at, **edges = ws + s.at;

@@ -167,12 +167,17 @@ template <class T> inline void store_n(T* p, Vec<Acc<T>> v, int n) {
     memcpy(p, lanes, n * sizeof(T));
 }
 
-template <class A> inline A lanes_sum(Vec<A> v) {  // always the same tree
-    A lanes[kLanes<A>];
-    store(lanes, v);
-    for (int half = kLanes<A> / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+// The lanes' halves added to each other until one is left: always the same tree.
+template <class A> inline A lanes_sum(Vec<A> v) {
+    using Int = typename Traits<A>::Int;
+    constexpr int W = kLanes<A>;
+    Int other;
+#pragma GCC unroll 4
+    for (int half = W / 2; half > 0; half /= 2) {
+        for (int i = 0; i < W; ++i) other[i] = (i + half) % W;
+        v += __builtin_shuffle(v, other);
+    }
+    return v[0];
 }
 
 // ---- exponential of x <= 0 (or NaN), for softmax: within 2^-22 relative, exactly 0 below the smallest subnormal.
