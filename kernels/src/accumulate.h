@@ -17,12 +17,6 @@ template <class T> struct Block {
     int64_t ready;  // entries of x that may be prefetched, count or more
 };
 
-constexpr int kAhead = 8;  // entries
-
-template <class T> inline void prefetch(const T* p, int64_t n) {
-    for (int64_t byte = 0; byte < n * int64_t(sizeof(T)); byte += 64) __builtin_prefetch((const char*)p + byte);
-}
-
 // NV vectors of columns from `col`; the last holds `tail` columns where Tail. The block's terms are added up before
 // they meet acc, so that a hub's sum of n terms errs by about kBlock + n / kBlock roundings, not n.
 template <class T, Weight M, int NV, bool Tail>

@@ -7,7 +7,7 @@
 
 namespace {
 
-template <class A> inline A leaky(A x, A slope) { return x >= 0 ? x : (x < 0 ? x * slope : x); }
+template <class A> inline A leaky(A x, A slope) { return x * (x >= 0 ? A(1) : slope); }
 
 // s (count, heads) = leaky_relu(far[indices] + near)
 template <class I, class A>
@@ -72,31 +72,31 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
 // What the backward pass reads of a destination and head, side by side.
 template <class A> struct Destination { A er, max, inverse_sum, delta; };
 
-// The attention weights of the entries of a source u, made anew from what the forward pass kept, and the slopes of the
-// leaky ReLU.
+// What the backward pass needs of the entries of a source u, (count, heads) each: their attention weights, made anew from
+// what the forward pass kept, the slopes of the leaky ReLU, and delta. Room for whole vectors.
 template <class A> struct Weights {
     const AttentionArgs& args;
-    Scratch<A> logits, max, inverse;
-    explicit Weights(const AttentionArgs& x) : args(x), logits(kBlock * x.heads), max(kBlock * x.heads), inverse(kBlock * x.heads) {}
+    Scratch<A> logits, max, inverse, weight, slope, delta;
+    Weights(const AttentionArgs& x, int64_t n)
+        : args(x), logits(n), max(n), inverse(n), weight(n), slope(n), delta(n) {}
+    explicit Weights(const AttentionArgs& x) : Weights(x, kBlock * x.heads + kLanes<A>) {}
 
-    // weight, slope (count, heads), count at most kBlock
-    template <class I> void make(int64_t u, const I* ends, int64_t count, A* weight, A* slope) {
-        const int64_t heads = args.heads, n = count * heads;
-        const A *el = (const A*)args.el + u * heads, negative = A(args.negative_slope);
+    // Entry j becomes number at + j.
+    template <class I> void make(int64_t u, const I* ends, int64_t count, int64_t at) {
+        const int64_t heads = args.heads, first = at * heads, n = count * heads;
+        const A *el = (const A*)args.el + u * heads;
         for (int64_t j = 0; j < count; ++j) {
             const auto* v = (const Destination<A>*)args.dst + int64_t(ends[j]) * heads;
             for (int64_t h = 0; h < heads; ++h) {
                 const int64_t i = j * heads + h;
-                const A x = v[h].er + el[h];
-                slope[i] = x >= 0 ? A(1) : negative;
-                logits[i] = leaky(x, negative), max[i] = v[h].max, inverse[i] = v[h].inverse_sum;
+                logits[i] = v[h].er + el[h], max[i] = v[h].max, inverse[i] = v[h].inverse_sum, delta[first + i] = v[h].delta;
             }
         }
-        constexpr int W = kLanes<A>;
-        for (int64_t i = 0; i < n; i += W) {
-            const int c = int(least(int64_t(W), n - i));
-            if (c == W) store(weight + i, exp_difference(load(logits + i), load(max + i)) * load(inverse + i));
-            else store_n(weight + i, exp_difference(load_n(logits + i, c), load_n(max + i, c)) * load_n(inverse + i, c), c);
+        const Vec<A> one = splat(A(1)), negative = splat(A(args.negative_slope));
+        for (int64_t i = 0; i < n; i += kLanes<A>) {
+            const Vec<A> x = load(logits + i), s = x >= 0 ? one : negative;
+            store(slope + first + i, s);
+            store(weight + first + i, exp_difference(x * s, load(max + i)) * load(inverse + i));
         }
     }
 };
@@ -112,13 +112,11 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
     constexpr int64_t kFew = 16;  // entries whose rows of grad stay cached between their two uses
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
-    const auto* dst = (const Destination<A>*)a.dst;
     const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A) + n * sizeof(T));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
         const int64_t slots = least(t.chunk, span.end - span.first);
         Weights<A> weights(a);
         Scratch<A> acc(slots * stride), wide(stride), sum(stride), d(kFew * heads), grad_el(slots * heads);
-        Scratch<A> e(kBlock * heads + kLanes<A>), slopes(kBlock * heads);
         Scratch<const T*> ys(kBlock);
         for_segments(
             g, t, span, {},
@@ -127,7 +125,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 memset(grad_el + slot * heads, 0, heads * sizeof(A));
             },
             [&](const Segment& s) {
-                weights.make(s.row, g.indices + s.k, s.count, e + s.at * heads, slopes + s.at * heads);
+                weights.make(s.row, g.indices + s.k, s.count, s.at);
                 for (int64_t j = 0; j < s.count; ++j) ys[s.at + j] = (const T*)a.grad + int64_t(g.indices[s.k + j]) * n;
             },
             [&](const Segment& s) {
@@ -136,19 +134,19 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 A* sums = (A*)a.sums + s.share * a.num_dst * heads * 3;
                 for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
                     const int64_t at = s.at + j0, count = least(kFew, s.count - j0);
-                    for (int64_t j = count; j < least(count + kFew, s.ready - j0); ++j) prefetch(ys[at + j], n);
-                    dots_by_head<T>(ys + at, count, wide, heads, dim, d);
+                    dots_by_head<T>(ys + at, count, s.ready - j0, kFew, wide, heads, dim, d);
+                    const A *weight = weights.weight + at * heads, *slope = weights.slope + at * heads, *delta = weights.delta + at * heads;
                     for (int64_t j = 0; j < count; ++j)
                         for (int64_t h = 0; h < heads; ++h) {
-                            const int64_t v = g.indices[s.k + j0 + j], to = v * heads + h;
-                            const A weight = e[(at + j) * heads + h], slope = slopes[(at + j) * heads + h];
-                            const A centred = weight * (d[j * heads + h] - dst[to].delta);
-                            grad_el[s.slot * heads + h] += centred * slope;
-                            sums[to * 3] += centred * slope;
-                            sums[to * 3 + 1] += centred;
-                            sums[to * 3 + 2] += weight * slope;
+                            const int64_t i = j * heads + h;
+                            const A centred = weight[i] * (d[i] - delta[i]);
+                            A* to = sums + (int64_t(g.indices[s.k + j0 + j]) * heads + h) * 3;
+                            grad_el[s.slot * heads + h] += centred * slope[i];
+                            to[0] += centred * slope[i];
+                            to[1] += centred;
+                            to[2] += weight[i] * slope[i];
                         }
-                    accumulate_heads<T>({ys + at, e + at * heads, nullptr, heads, count, count}, heads, dim, sum);
+                    accumulate_heads<T>({ys + at, weight, nullptr, heads, count, count}, heads, dim, sum);
                 }
                 for (int64_t i = 0; i < n; ++i) acc[s.slot * stride + i] += sum[i];
             },
@@ -166,17 +164,15 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
     const int64_t heads = a.heads;
     for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
         Weights<A> weights(a);
-        Scratch<A> sum(heads), e(kBlock * heads), slopes(kBlock * heads);
-        const auto* dst = (const Destination<A>*)a.dst;
+        Scratch<A> sum(heads);
         for (int64_t u = first; u < end; ++u) {
             memset(sum, 0, heads * sizeof(A));
             for (int64_t k = g.indptr[u], k1 = g.indptr[u + 1]; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
-                const I* ends = g.indices + k;
-                weights.make(u, ends, count, e.data, slopes.data);
+                weights.make(u, g.indices + k, count, 0);
+                for (int64_t i = 0; i < count * heads; ++i) weights.delta[i] *= weights.weight[i] * weights.slope[i];
                 for (int64_t j = 0; j < count; ++j)
-                    for (int64_t h = 0; h < heads; ++h)
-                        sum[h] += e[j * heads + h] * slopes[j * heads + h] * dst[int64_t(ends[j]) * heads + h].delta;
+                    for (int64_t h = 0; h < heads; ++h) sum[h] += weights.delta[j * heads + h];
             }
             for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] -= sum[h];
         }

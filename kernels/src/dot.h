@@ -27,23 +27,23 @@ template <class T, int N> inline void dots(const T* const* x, const Acc<T>* y, i
         for (int j = 0; j < N; ++j) more[j] += load_n(x[j] + i, int(n - i)) * last;
     }
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) out[j] = lanes_sum<A>(sum[j] + more[j]);
+    for (int j = 0; j < N; ++j) sum[j] += more[j];
+    lanes_sums<A, N>(sum, out);
 }
 
-// out[j * heads + h] = dot of head h of x[j] and of y.
+// out[j * heads + h] = dot of head h of x[j] and of y. Of the `ready` rows from x on, those `ahead` are fetched on the way.
 template <class T>
-void dots_by_head(const T* const* x, int64_t count, const Acc<T>* y, int64_t heads, int64_t dim, Acc<T>* out) {
-    for (int64_t h = 0; h < heads; ++h) {
-        int64_t j = 0;
-        for (; j + 4 <= count; j += 4) {
-            const T* rows[4] = {x[j] + h * dim, x[j + 1] + h * dim, x[j + 2] + h * dim, x[j + 3] + h * dim};
+void dots_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead, const Acc<T>* y, int64_t heads, int64_t dim, Acc<T>* out) {
+    for (int64_t j = 0; j < count; j += 4) {
+        const int64_t some = least(count - j, int64_t(4));
+        for (int64_t q = j + ahead; q < least(j + ahead + some, ready); ++q) prefetch(x[q], heads * dim);
+        for (int64_t h = 0; h < heads; ++h) {
+            const T* rows[4];
             Acc<T> d[4];
-            dots<T, 4>(rows, y + h * dim, dim, d);
-            for (int q = 0; q < 4; ++q) out[(j + q) * heads + h] = d[q];
-        }
-        for (; j < count; ++j) {
-            const T* row = x[j] + h * dim;
-            dots<T, 1>(&row, y + h * dim, dim, out + j * heads + h);
+            for (int q = 0; q < some; ++q) rows[q] = x[j + q] + h * dim;
+            if (some == 4) dots<T, 4>(rows, y + h * dim, dim, d);
+            else for (int q = 0; q < some; ++q) dots<T, 1>(rows + q, y + h * dim, dim, d + q);
+            for (int q = 0; q < some; ++q) out[(j + q) * heads + h] = d[q];
         }
     }
 }

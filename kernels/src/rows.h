@@ -27,6 +27,12 @@ template <class I> struct View {
     }
 };
 
+constexpr int kAhead = 8;  // entries between the fetching and the use of a row of features
+
+template <class T> inline void prefetch(const T* p, int64_t n) {
+    for (int64_t byte = 0; byte < n * int64_t(sizeof(T)); byte += 64) __builtin_prefetch((const char*)p + byte);
+}
+
 // The width of a row of n values with room for whole vectors.
 template <class A> inline int64_t padded(int64_t n) { return (n + kLanes<A> - 1) / kLanes<A> * kLanes<A>; }
 

@@ -84,10 +84,7 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
             },
             [&](const Segment& s) {
                 load_row<T>(wide, row + s.row * row_stride, n);
-                for (int64_t j = 0; j < s.count; j += kAhead) {
-                    for (int64_t q = j + kAhead; q < least(j + 2 * kAhead, s.ready); ++q) prefetch(xs[s.at + q], n);
-                    dots_by_head<T>(xs + s.at + j, least(int64_t(kAhead), s.count - j), wide, heads, dim, d + j * heads);
-                }
+                dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, wide, heads, dim, d);
                 if (a.src_scale || a.dst_scale)
                     for (int64_t j = 0; j < s.count; ++j)
                         for (int64_t h = 0; h < heads; ++h) d[j * heads + h] *= scale_of<A>(a, g.indices[s.k + j], s.row);

@@ -222,7 +222,7 @@ void spmm(const SpmmArgs& a) {
     with_types(a.g, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
-        const bool ids = a.arg != nullptr;  // ids or, without them, positions: a walk by tiles may change their order
+        const bool ids = a.arg && a.g.eids;  // else entries come in the order of their ids, or nobody asks which one won
         if (a.reduce == Reduce::max) ids ? spmm_extreme<I, T, true, true>(a) : spmm_extreme<I, T, true, false>(a);
         else if (a.reduce == Reduce::min) ids ? spmm_extreme<I, T, false, true>(a) : spmm_extreme<I, T, false, false>(a);
         else spmm_sum<I, T>(a);
@@ -235,9 +235,8 @@ void arg_scatter(const ArgScatterArgs& a) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         using A = Acc<T>;
-        constexpr int64_t kColumns = 16;
+        constexpr int64_t kColumns = 16, kRows = 16;  // of a batch
         const View<I> g(a.g);
-        const I* arg = (const I*)a.arg;
         const T* grad = (const T*)a.grad;
         T* out = (T*)a.out;
         const int64_t blocks = (a.width + kColumns - 1) / kColumns;
@@ -246,14 +245,33 @@ void arg_scatter(const ArgScatterArgs& a) {
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t c0 = block * kColumns, c = least(kColumns, a.width - c0);
             Scratch<A> sum(to_edges ? 0 : a.out_rows * c);
-            for (int64_t r = 0; r < a.g.rows; ++r)
-                for (int64_t j = 0; j < c; ++j) {
-                    const int64_t k = arg[r * a.width + c0 + j];
-                    if (k < 0) continue;
+            int64_t to[kRows * kColumns];
+            const auto each = [&](int64_t r0, const auto& f) {  // f(row, column, entry, number) for a batch's entries
+                for (int64_t r = r0; r < least(r0 + kRows, a.g.rows); ++r)
+                    for (int64_t j = 0; j < c; ++j) {
+                        const int64_t k = ((const I*)a.arg)[r * a.width + c0 + j];
+                        if (k >= 0) f(r, j, k, (r - r0) * kColumns + j);
+                    }
+            };
+            // An entry's id and what it points to are a cache miss each: both are fetched ahead.
+            const auto fetch_ids = [&](int64_t r0) {
+                each(r0, [&](int64_t, int64_t, int64_t k, int64_t) {
+                    if (to_edges ? g.eids : g.indices) __builtin_prefetch((to_edges ? g.eids : g.indices) + k);
+                });
+            };
+            fetch_ids(0);
+            for (int64_t r0 = 0; r0 < a.g.rows; r0 += kRows) {
+                fetch_ids(r0 + kRows);
+                each(r0, [&](int64_t, int64_t j, int64_t k, int64_t i) {
+                    to[i] = to_edges ? g.eid(k) * a.width + c0 + j : int64_t(g.indices[k]) * c + j;
+                    __builtin_prefetch(to_edges ? (const void*)(out + to[i]) : (const void*)(sum + to[i]), 1);
+                });
+                each(r0, [&](int64_t r, int64_t j, int64_t, int64_t i) {
                     const T value = grad[r * a.width + c0 + j];
-                    if (to_edges) out[g.eid(k) * a.width + c0 + j] = value;
-                    else sum[int64_t(g.indices[k]) * c + j] += A(to_acc(value));
-                }
+                    if (to_edges) out[to[i]] = value;
+                    else sum[to[i]] += A(to_acc(value));
+                });
+            }
             if (!to_edges)
                 for (int64_t u = 0; u < a.out_rows; ++u) store_row(out + u * a.width + c0, (const A*)sum + u * c, c);
         }

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -167,17 +168,41 @@ template <class T> inline void store_n(T* p, Vec<Acc<T>> v, int n) {
     memcpy(p, lanes, n * sizeof(T));
 }
 
-// The lanes' halves added to each other until one is left: always the same tree.
-template <class A> inline A lanes_sum(Vec<A> v) {
+// ---- sums of lanes: halves added to each other until one lane is left, always the same tree
+
+template <class A> using Lanes = std::make_integer_sequence<int, kLanes<A>>;
+
+template <int Half, class A, int... I> inline Vec<A> add_across(Vec<A> v, std::integer_sequence<int, I...>) {
+    return v + __builtin_shuffle(v, typename Traits<A>::Int{(I ^ Half)...});
+}
+// Half of the lanes in each group of 2 * Half, added up: Half = kLanes / 2 for all of them.
+template <class A, int Half> inline Vec<A> sum_groups(Vec<A> v) {
+    if constexpr (Half == 0) return v;
+    else return sum_groups<A, Half / 2>(add_across<Half, A>(v, Lanes<A>{}));
+}
+template <class A> inline A lanes_sum(Vec<A> v) { return sum_groups<A, kLanes<A> / 2>(v)[0]; }
+
+// Where lane i of add_halves comes from in its first or, with `high`, second summand; lanes W and on are b's.
+constexpr int half_of(int W, int width, int i, bool high) {
+    const int half = width / 2, group = i / half, groups = W / width;
+    return (group >= groups ? W + (group - groups) * width : group * width) + i % half + (high ? half : 0);
+}
+// The halves of each group of `Width` lanes added to each other: a's groups, then b's.
+template <int Width, class A, int... I> inline Vec<A> add_halves(Vec<A> a, Vec<A> b, std::integer_sequence<int, I...>) {
     using Int = typename Traits<A>::Int;
+    return __builtin_shuffle(a, b, Int{half_of(kLanes<A>, Width, I, false)...}) +
+           __builtin_shuffle(a, b, Int{half_of(kLanes<A>, Width, I, true)...});
+}
+// out[j] = lanes_sum(v[j]), to the bit; four at once cost little more than one.
+template <class A, int N> inline void lanes_sums(const Vec<A>* v, A* out) {
     constexpr int W = kLanes<A>;
-    Int other;
-#pragma GCC unroll 4
-    for (int half = W / 2; half > 0; half /= 2) {
-        for (int i = 0; i < W; ++i) other[i] = (i + half) % W;
-        v += __builtin_shuffle(v, other);
+    if constexpr (N == 4 && W >= 4) {
+        const Vec<A> ab = add_halves<W, A>(v[0], v[1], Lanes<A>{}), cd = add_halves<W, A>(v[2], v[3], Lanes<A>{});
+        const Vec<A> sums = sum_groups<A, W / 8>(add_halves<W / 2, A>(ab, cd, Lanes<A>{}));
+        for (int j = 0; j < 4; ++j) out[j] = sums[j * (W / 4)];
+    } else {
+        for (int j = 0; j < N; ++j) out[j] = lanes_sum<A>(v[j]);
     }
-    return v[0];
 }
 
 // ---- exponential of x <= 0 (or NaN), for softmax: within 2^-22 relative, exactly 0 below the smallest subnormal.
