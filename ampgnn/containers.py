@@ -298,7 +298,9 @@ def _user(engine: str) -> list[str]:
 
 def _mounts(arguments: list[str]) -> list[Path]:
     """The working directory, and the folders outside it of every path that is named, symbolic links resolved."""
-    named = [*arguments, "results", os.environ.get("AMPGNN_DATA_MIRROR", "")]
+    named = [part for word in arguments for part in (word, word.partition("=")[2])]  # --out PATH, --out=PATH
+    named += [_dataset_file(path) for path in named]
+    named += ["results", os.environ.get("AMPGNN_DATA_MIRROR", "")]
     named.append(os.environ.get("MLFLOW_TRACKING_URI", "").removeprefix("sqlite:///"))
     folders = [Path.cwd()]
     for text in named:
@@ -310,6 +312,14 @@ def _mounts(arguments: list[str]) -> list[Path]:
         if path != path.parent and not any(path.is_relative_to(folder) for folder in folders):
             folders.append(path)
     return folders
+
+
+def _dataset_file(path: str) -> str:
+    """The file in the cache that a dataset's record points to; empty if the path is not of one."""
+    try:
+        return str(Path(path).resolve().parent / json.loads(Path(path).read_text())["file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _attend(engine: str, name: str, command: list[str], until: list[int]) -> int:

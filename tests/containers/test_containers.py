@@ -174,6 +174,19 @@ def test_the_command_line_of_a_stage(engine, tmp_path, monkeypatch):
     assert words[words.index("--gpus") + 1] == "all" and words[words.index("--network") + 1] == "host"
 
 
+def test_what_a_dataset_record_points_to_is_mounted(tmp_path, monkeypatch):
+    cache, elsewhere, work = (tmp_path / name for name in ("cache", "elsewhere", "work"))
+    for folder in (cache, elsewhere, work):
+        folder.mkdir()
+    (elsewhere / "digits.json").write_text(json.dumps({"file": "../cache/digits/data.safetensors"}))
+    monkeypatch.chdir(work)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("AMPGNN_DATA_MIRROR", raising=False)
+    stage = ["train", "--config", "run.yaml", "--data", "../elsewhere/digits.json", f"--out={tmp_path}/none"]
+    assert set(containers._mounts(stage)) == {work, elsewhere, tmp_path}
+    assert containers._mounts(stage[:-1]) == [work, elsewhere, cache]
+
+
 def test_rootless_engines_map_the_user(engine):
     engine("docker", info="echo '[name=seccomp name=rootless]'; exit 0")
     engine("podman", info="echo true; exit 0")
