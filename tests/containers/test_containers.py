@@ -30,13 +30,28 @@ NO_BASE = """\
 ------
 failed to solve with frontend dockerfile.v0: pull access denied, repository does not exist
 """
+FAILED_RUN = """\
+#6 [wheels 3/6] RUN pip wheel ./kernels
+#7 [environment 2/2] RUN uv pip sync
+#7 0.412 Resolved 80 packages
+#7 0.719 error: no wheel of torch matches
+#6 1.200 error: not of the step that failed
+#7 0.720 For more information, try '--help'.
+#7 ERROR: executor failed running [/bin/sh -c uv pip sync]: exit code: 2
+------
+ > [environment 2/2] RUN uv pip sync:
+------
+executor failed running [/bin/sh -c uv pip sync]: exit code: 2
+"""
 CLASSIC = """\
 Step 3/20 : RUN apt-get update
  ---> Running in 0123
+E: Unable to locate package tini
 The command '/bin/sh -c apt-get update' returned a non-zero code: 100
 """
 BUILDAH = """\
 [1/5] STEP 3/7: RUN apt-get update
+fatal: no network
 Error: building at STEP "RUN apt-get update": while running runtime: exit status 100
 """
 FULL = """\
@@ -129,8 +144,9 @@ def test_an_image_that_is_there_is_not_built_again(engine, tmp_path):
     [
         ("docker", BUILDKIT, "[wheels 3/6] RUN pip wheel ./kernels: executor failed running"),
         ("docker", NO_BASE, "[internal] load metadata for docker.io/library/nowhere:1: failed to solve"),
-        ("docker", CLASSIC, "Step 3/20 : RUN apt-get update: The command"),
-        ("podman", BUILDAH, 'STEP 3/7: RUN apt-get update: Error: building at STEP "RUN apt-get update"'),
+        ("docker", FAILED_RUN, "[environment 2/2] RUN uv pip sync: error: no wheel of torch matches;"),
+        ("docker", CLASSIC, "Step 3/20 : RUN apt-get update: E: Unable to locate package tini;"),
+        ("podman", BUILDAH, "STEP 3/7: RUN apt-get update: fatal: no network;"),
         ("docker", FULL, "[environment 3/3] RUN uv pip sync: no space left on device"),
     ],
 )
@@ -145,6 +161,15 @@ def test_a_failed_build_names_image_step_and_log(engine, tmp_path, name, output,
     assert log.read_text() == output
     call = next(call for call in engine.calls(name) if call.startswith("build "))
     assert "--build-arg BASE_IMAGE=nowhere:1" in call and f"--tag {record['tag']}" in call
+
+
+def test_a_full_disk_under_the_log_is_one_line(engine, tmp_path):
+    (tmp_path / "output").write_text(BUILDKIT)
+    engine("docker", f'case "$1 $2" in "image inspect") exit 1;; "build "*) cat {tmp_path}/output;; esac')
+    command = [sys.executable, "-m", "ampgnn", "image", "build", "cpu", "--out", "cpu.json", "--log", "/dev/full"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    said = "error: image cpu: build stopped, /dev/full cannot be written: No space left on device"
+    assert (done.returncode, done.stderr.strip()) == (2, said) and not (tmp_path / "cpu.json").exists()
 
 
 def test_the_command_line_of_a_stage(engine, tmp_path, monkeypatch):
