@@ -310,7 +310,7 @@ def _mounts(arguments: list[str]) -> list[Path]:
     """The working directory, and the folders outside it of every path that is named, symbolic links resolved."""
     named = [part for word in arguments for part in (word, word.partition("=")[2])]  # --out PATH, --out=PATH
     named += [_dataset_file(path) for path in named]
-    named += ["results", os.environ.get("AMPGNN_DATA_MIRROR", "")]
+    named += ["results", os.environ.get("AMPGNN_DATA_MIRROR", ""), os.environ.get("AMPGNN_CACHE", "")]
     named.append(os.environ.get("MLFLOW_TRACKING_URI", "").removeprefix("sqlite:///"))
     folders = [Path.cwd()]
     for text in named:

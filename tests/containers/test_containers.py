@@ -174,8 +174,8 @@ def test_a_full_disk_under_the_log_is_one_line(engine, tmp_path):
 
 def test_the_command_line_of_a_stage(engine, tmp_path, monkeypatch):
     engine("docker", info="echo '[name=seccomp,profile=default]'; exit 0")
-    work, store, mirror = (tmp_path / name for name in ("work", "store", "mirror"))
-    for folder in (work, store, mirror):
+    work, store, mirror, cache = (tmp_path / name for name in ("work", "store", "mirror", "cache"))
+    for folder in (work, store, mirror, cache):
         folder.mkdir()
     (work / "results").symlink_to(store)
     monkeypatch.chdir(work)
@@ -183,13 +183,14 @@ def test_the_command_line_of_a_stage(engine, tmp_path, monkeypatch):
         if name.startswith(containers.PASSED_ON):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AMPGNN_DATA_MIRROR", "../mirror")
+    monkeypatch.setenv("AMPGNN_CACHE", str(cache))
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     monkeypatch.setenv("OTHER", "not for stages")
     record = {"device": "cpu", "status": "built", "engine": "docker", "digest": DIGEST, "tag": "ampgnn:cpu-1"}
     words = containers.run_command(record, "name", ["train", "--out", "results/runs/x", "--threads", "2"])
     assert words[-6:] == [DIGEST, "train", "--out", "results/runs/x", "--threads", "2"]
     mounted = [w.split("target=")[1] for w in words if w.startswith("type=bind")]
-    assert mounted == [str(work), str(store), str(mirror)]
+    assert mounted == [str(work), str(store), str(mirror), str(cache)]
     assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
     assert f"AMPGNN_DATA_MIRROR={mirror}" in words and f"AMPGNN_IMAGE=ampgnn:cpu-1@{DIGEST}" in words
     assert "MLFLOW_TRACKING_PASSWORD" in words and "secret" not in " ".join(words) and "OTHER" not in words
@@ -205,8 +206,8 @@ def test_what_a_dataset_record_points_to_is_mounted(tmp_path, monkeypatch):
         folder.mkdir()
     (elsewhere / "digits.json").write_text(json.dumps({"file": "../cache/digits/data.safetensors"}))
     monkeypatch.chdir(work)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv("AMPGNN_DATA_MIRROR", raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "AMPGNN_DATA_MIRROR", "AMPGNN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     stage = ["train", "--config", "run.yaml", "--data", "../elsewhere/digits.json", f"--out={tmp_path}/none"]
     assert set(containers._mounts(stage)) == {work, elsewhere, tmp_path}
     assert containers._mounts(stage[:-1]) == [work, elsewhere, cache]
