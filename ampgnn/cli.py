@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -167,12 +168,15 @@ def doctor() -> None:
 
 
 def app() -> None:
-    """The entry point: a ``UserError``, or a file that may not be written, is one line on stderr and exit status 2."""
+    """The entry point: a ``UserError``, or a file that cannot be written, is one line on stderr and exit status 2."""
     try:
         _typer()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except PermissionError as error:
-        print(f"error: {error.filename}: permission denied for user {os.getuid()}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror.lower()} for user {os.getuid()}", file=sys.stderr)
         sys.exit(2)

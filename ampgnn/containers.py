@@ -122,19 +122,19 @@ def build(
     "digest", the image's id; "size_bytes"; "git_commit"; "log".
 
     Raises:
-        UserError: ampgnn is not installed from a checkout of the repository.
+        UserError: ampgnn is not installed from a checkout of the repository, or the log cannot be written.
     """
     tag = image_tag(device, build_args)
     log = Path(log or Path(out).with_suffix(".log"))
-    commit, _ = commit_and_dirty()
+    commit, dirty = commit_and_dirty()
     record = {"device": device, "status": "not built", "reason": None, "engine": None, "tag": tag}
     record |= {"digest": None, "size_bytes": None, "git_commit": commit, "log": str(log)}
     record["engine"], record["reason"] = find_engine(engine)
     if record["engine"] is not None:
-        arguments = {**(build_args or {}), "GIT_COMMIT": commit or "", "IMAGE_TAG": tag}
+        about = {"GIT_COMMIT": commit or "", "GIT_DIRTY": "" if dirty is None else str(dirty), "IMAGE_TAG": tag}
         found = _inspect(record["engine"], tag)
         if found is None:
-            record["reason"] = _build(record["engine"], device, tag, arguments, log)
+            record["reason"] = _build(record["engine"], device, tag, (build_args or {}) | about, log)
             found = None if record["reason"] else _inspect(record["engine"], tag)
         if found is None:
             record["status"] = "failed"
@@ -167,18 +167,21 @@ def _build(engine: str, device: str, tag: str, arguments: dict[str, str], log: P
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"image {device}: {engine} builds {tag}; log: {log}", flush=True)
     lines, steps = [], set()
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, str(ROOT)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
-        for line in process.stdout:
-            file.write(line)
-            lines.append(line.rstrip())
-            step = _STEP.match(line)
-            if step and step["step"] not in steps:
-                steps.add(step["step"])
-                print(f"image {device}: {step['step'][:110]}", flush=True)
-    if process.wait() == 0:
+    process = subprocess.Popen(
+        [*command, str(ROOT)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    try:
+        with process, log.open("w", buffering=1) as file:
+            for line in process.stdout:
+                file.write(line)
+                lines.append(line.rstrip())
+                step = _STEP.match(line)
+                if step and step["step"] not in steps:
+                    steps.add(step["step"])
+                    print(f"image {device}: {step['step'][:110]}", flush=True)
+    except OSError as error:
+        raise UserError(f"image {device}: build stopped, {log} cannot be written: {error.strerror}") from None
+    if process.returncode == 0:
         return None
     return f"build failed at {_failed_step(lines)}: {_cause(lines)}; log: {log}"
 
@@ -204,10 +207,17 @@ def _failed_step(lines: list[str]) -> str:
 
 
 def _cause(lines: list[str]) -> str:
+    """What the failed step called an error, else the engine's last word."""
     text = "\n".join(lines)
     if "no space left on device" in text.lower():
         return "no space left on device"
-    return _last_line(text) or "no message"
+    failed = re.search(r"^(#\d+) ERROR: ", text, re.MULTILINE)  # BuildKit's, whose steps run side by side
+    if failed:
+        output = re.findall(rf"^{failed[1]} \d+\.\d+ (.*)", text, re.MULTILINE)
+    else:
+        output = lines[max((i for i, line in enumerate(lines) if _STEP.match(line)), default=-1) + 1 : -1]
+    errors = [line for line in output if re.search(r"\b(error|fatal)\b|^E: ", line, re.IGNORECASE)]
+    return _last_line(errors[0] if errors else text) or "no message"
 
 
 def _last_line(text: str) -> str:
@@ -298,7 +308,9 @@ def _user(engine: str) -> list[str]:
 
 def _mounts(arguments: list[str]) -> list[Path]:
     """The working directory, and the folders outside it of every path that is named, symbolic links resolved."""
-    named = [*arguments, "results", os.environ.get("AMPGNN_DATA_MIRROR", "")]
+    named = [part for word in arguments for part in (word, word.partition("=")[2])]  # --out PATH, --out=PATH
+    named += [_dataset_file(path) for path in named]
+    named += ["results", os.environ.get("AMPGNN_DATA_MIRROR", ""), os.environ.get("AMPGNN_CACHE", "")]
     named.append(os.environ.get("MLFLOW_TRACKING_URI", "").removeprefix("sqlite:///"))
     folders = [Path.cwd()]
     for text in named:
@@ -310,6 +322,14 @@ def _mounts(arguments: list[str]) -> list[Path]:
         if path != path.parent and not any(path.is_relative_to(folder) for folder in folders):
             folders.append(path)
     return folders
+
+
+def _dataset_file(path: str) -> str:
+    """The file in the cache that a dataset's record points to; empty if the path is not of one."""
+    try:
+        return str(Path(path).resolve().parent / json.loads(Path(path).read_text())["file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _attend(engine: str, name: str, command: list[str], until: list[int]) -> int:

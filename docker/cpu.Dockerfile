@@ -59,8 +59,10 @@ ENV PATH=/opt/project/bin:/opt/venv/bin:$PATH \
     MLFLOW_DISABLE_TELEMETRY=true \
     PYTHONUNBUFFERED=1
 ARG GIT_COMMIT
+ARG GIT_DIRTY
 ARG IMAGE_TAG
 ENV AMPGNN_GIT_COMMIT=${GIT_COMMIT} \
+    AMPGNN_GIT_DIRTY=${GIT_DIRTY} \
     AMPGNN_IMAGE=${IMAGE_TAG}
 LABEL org.opencontainers.image.title="ampgnn" \
       org.opencontainers.image.description="Mixed-precision training of graph neural networks, on the CPU" \

@@ -4,9 +4,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import uuid
 from pathlib import Path
 
@@ -36,6 +39,23 @@ CONFIG = {
     ],
 }
 LONG = {**CONFIG, "matrix": [{**DIGITS, "precision": ["fp32"], "epochs": 1_000_000, "seeds": [0]}]}
+
+# In place of the official image: the same variables, folder of data and start (a first server, on a socket alone, sets
+# up an empty volume), with Debian's PostgreSQL.
+POSTGRES = """\
+ARG BASE
+FROM ${BASE}
+RUN apt-get update && apt-get install -y --no-install-recommends postgresql && mkdir /var/lib/postgresql/data \\
+ && chown postgres /var/lib/postgresql/data && ln -s /usr/lib/postgresql/*/bin/* /usr/local/bin/
+USER postgres
+ENV PGDATA=/var/lib/postgresql/data
+CMD test -s $PGDATA/PG_VERSION || { \\
+      printf %s "$POSTGRES_PASSWORD" >/tmp/password \\
+      && initdb --username "$POSTGRES_USER" --pwfile /tmp/password --auth-host scram-sha-256 \\
+      && echo "host all all all scram-sha-256" >>$PGDATA/pg_hba.conf \\
+      && pg_ctl start --wait --options "-c listen_addresses=''" && createdb --username "$POSTGRES_USER" "$POSTGRES_DB" \\
+      && sleep 5 && pg_ctl stop; } && exec postgres -c "listen_addresses=*"
+"""
 
 
 def command(folder, *arguments, config=CONFIG):
@@ -313,3 +333,87 @@ def test_the_cuda_image_on_the_stand_in(image, tmp_path):
     done = subprocess.run(containers.run_command(record, "ampgnn-gpu", ["doctor"]), capture_output=True, text=True)
     assert done.returncode != 0 and "device driver" in done.stderr  # --gpus without a GPU
     docker("image", "rm", "--force", record["digest"])
+
+
+def fetch(url, **headers):
+    """Status and text of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as answer:
+        return answer.code, answer.read().decode()
+
+
+@pytest.fixture
+def compose(image, tmp_path, monkeypatch):
+    """Runs docker-compose with docker/compose.yaml, on a stand-in for PostgreSQL's image; the port of MLflow."""
+    project = f"ampgnntest{os.getpid()}"
+    (tmp_path / "Dockerfile").write_text(POSTGRES)
+    done = docker("build", "--quiet", "--build-arg", f"BASE={BASE}", "--tag", project, tmp_path)
+    assert done.returncode == 0, done.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"POSTGRES_PASSWORD": "p@ss:w/rd $1%", "POSTGRES_IMAGE": project}
+    settings |= {"AMPGNN_IMAGE": image["tag"], "MLFLOW_PORT": str(port)}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments):
+        words = ["docker-compose", "--project-name", project, "--file", ROOT / "docker" / "compose.yaml", *arguments]
+        return subprocess.run([str(word) for word in words], capture_output=True, text=True)
+
+    yield run, port
+    print(run("logs", "--tail", "30").stdout)
+    done = run("down", "--volumes")
+    docker("image", "rm", "--force", project)
+    assert done.returncode == 0, done.stderr
+    assert docker("volume", "ls", "--quiet", "--filter", f"name={project}").stdout == ""
+
+
+def test_mlflow_on_postgresql_keeps_its_runs(compose, folder, finished, tmp_path, monkeypatch):
+    """docker/compose.yaml: up, a run of a stage in the image, down and up again."""
+    run, port = compose
+    server = f"http://127.0.0.1:{port}"
+
+    def up():
+        done = run("up", "--detach")
+        assert done.returncode == 0, done.stdout + done.stderr
+        names = {name: run("ps", "--quiet", name).stdout.strip() for name in ("mlflow", "database")}
+        health = "{{.State.Health.Status}}"
+        wait_for(lambda: docker("inspect", "--format", health, names["mlflow"]).stdout.strip() == "healthy")
+        for name in names.values():
+            assert docker("inspect", "--format", "{{.RestartCount}}", name).stdout.strip() == "0"
+        return names
+
+    names = up()
+    assert docker("port", names["mlflow"]).stdout.strip() == f"5000/tcp -> 127.0.0.1:{port}"
+    assert docker("port", names["database"]).stdout == ""
+    gateway = docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", "bridge").stdout.strip()
+    with pytest.raises(ConnectionRefusedError):  # another address of this machine
+        socket.create_connection((gateway, port), timeout=10)
+    code, page = fetch(server)
+    assert code == 200 and "<title>MLflow</title>" in page
+    assert fetch(server, Host="elsewhere.example")[0] == 403
+
+    (tmp_path / "run.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: 2\n")
+    record, data = folder / "results" / "images" / "cpu.json", folder / "results" / "data" / "digits.json"
+    stage = ["train", "--config", "run.yaml", "--data", data, "--out", "out"]
+    words = [sys.executable, "-m", "ampgnn", "image", "run", record, *stage]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    done = subprocess.run([str(word) for word in words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["tracking"]["reachable"], result["tracking"]
+    assert run("down").returncode == 0
+    names = up()
+
+    client, identity = MlflowClient(tracking_uri=server), result["runs"][0]["mlflow_run_id"]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "seed0" / "metrics.jsonl").read_text().splitlines()]
+    logged = {metric.step: metric.value for metric in client.get_metric_history(identity, "train/loss")}
+    assert logged == {row["step"]: row["train/loss"] for row in rows} and len(logged) == 2
+    about = client.get_run(identity)
+    assert about.info.status == "FINISHED" and about.data.params["precision"] == "fp32"
+    assert about.data.tags["ampgnn.image"] == result["environment"]["image"]
+    kept = Path(client.download_artifacts(identity, "metrics.jsonl", str(tmp_path)))
+    assert kept.read_bytes() == (tmp_path / "out" / "seed0" / "metrics.jsonl").read_bytes()

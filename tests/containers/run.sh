@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 python=$(command -v python)  # the project's environment: `make test-containers`
-tools="docker.io mmdebstrap"
+tools="docker.io docker-compose mmdebstrap"
 if ! dpkg --status $tools >/dev/null 2>&1; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "tests/containers FAILED: $tools are not installed, and installing them needs root and apt-get." >&2

@@ -30,13 +30,28 @@ NO_BASE = """\
 ------
 failed to solve with frontend dockerfile.v0: pull access denied, repository does not exist
 """
+FAILED_RUN = """\
+#6 [wheels 3/6] RUN pip wheel ./kernels
+#7 [environment 2/2] RUN uv pip sync
+#7 0.412 Resolved 80 packages
+#7 0.719 error: no wheel of torch matches
+#6 1.200 error: not of the step that failed
+#7 0.720 For more information, try '--help'.
+#7 ERROR: executor failed running [/bin/sh -c uv pip sync]: exit code: 2
+------
+ > [environment 2/2] RUN uv pip sync:
+------
+executor failed running [/bin/sh -c uv pip sync]: exit code: 2
+"""
 CLASSIC = """\
 Step 3/20 : RUN apt-get update
  ---> Running in 0123
+E: Unable to locate package tini
 The command '/bin/sh -c apt-get update' returned a non-zero code: 100
 """
 BUILDAH = """\
 [1/5] STEP 3/7: RUN apt-get update
+fatal: no network
 Error: building at STEP "RUN apt-get update": while running runtime: exit status 100
 """
 FULL = """\
@@ -129,8 +144,9 @@ def test_an_image_that_is_there_is_not_built_again(engine, tmp_path):
     [
         ("docker", BUILDKIT, "[wheels 3/6] RUN pip wheel ./kernels: executor failed running"),
         ("docker", NO_BASE, "[internal] load metadata for docker.io/library/nowhere:1: failed to solve"),
-        ("docker", CLASSIC, "Step 3/20 : RUN apt-get update: The command"),
-        ("podman", BUILDAH, 'STEP 3/7: RUN apt-get update: Error: building at STEP "RUN apt-get update"'),
+        ("docker", FAILED_RUN, "[environment 2/2] RUN uv pip sync: error: no wheel of torch matches;"),
+        ("docker", CLASSIC, "Step 3/20 : RUN apt-get update: E: Unable to locate package tini;"),
+        ("podman", BUILDAH, "STEP 3/7: RUN apt-get update: fatal: no network;"),
         ("docker", FULL, "[environment 3/3] RUN uv pip sync: no space left on device"),
     ],
 )
@@ -147,10 +163,19 @@ def test_a_failed_build_names_image_step_and_log(engine, tmp_path, name, output,
     assert "--build-arg BASE_IMAGE=nowhere:1" in call and f"--tag {record['tag']}" in call
 
 
+def test_a_full_disk_under_the_log_is_one_line(engine, tmp_path):
+    (tmp_path / "output").write_text(BUILDKIT)
+    engine("docker", f'case "$1 $2" in "image inspect") exit 1;; "build "*) cat {tmp_path}/output;; esac')
+    command = [sys.executable, "-m", "ampgnn", "image", "build", "cpu", "--out", "cpu.json", "--log", "/dev/full"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    said = "error: image cpu: build stopped, /dev/full cannot be written: No space left on device"
+    assert (done.returncode, done.stderr.strip()) == (2, said) and not (tmp_path / "cpu.json").exists()
+
+
 def test_the_command_line_of_a_stage(engine, tmp_path, monkeypatch):
     engine("docker", info="echo '[name=seccomp,profile=default]'; exit 0")
-    work, store, mirror = (tmp_path / name for name in ("work", "store", "mirror"))
-    for folder in (work, store, mirror):
+    work, store, mirror, cache = (tmp_path / name for name in ("work", "store", "mirror", "cache"))
+    for folder in (work, store, mirror, cache):
         folder.mkdir()
     (work / "results").symlink_to(store)
     monkeypatch.chdir(work)
@@ -158,13 +183,14 @@ def test_the_command_line_of_a_stage(engine, tmp_path, monkeypatch):
         if name.startswith(containers.PASSED_ON):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AMPGNN_DATA_MIRROR", "../mirror")
+    monkeypatch.setenv("AMPGNN_CACHE", str(cache))
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     monkeypatch.setenv("OTHER", "not for stages")
     record = {"device": "cpu", "status": "built", "engine": "docker", "digest": DIGEST, "tag": "ampgnn:cpu-1"}
     words = containers.run_command(record, "name", ["train", "--out", "results/runs/x", "--threads", "2"])
     assert words[-6:] == [DIGEST, "train", "--out", "results/runs/x", "--threads", "2"]
     mounted = [w.split("target=")[1] for w in words if w.startswith("type=bind")]
-    assert mounted == [str(work), str(store), str(mirror)]
+    assert mounted == [str(work), str(store), str(mirror), str(cache)]
     assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
     assert f"AMPGNN_DATA_MIRROR={mirror}" in words and f"AMPGNN_IMAGE=ampgnn:cpu-1@{DIGEST}" in words
     assert "MLFLOW_TRACKING_PASSWORD" in words and "secret" not in " ".join(words) and "OTHER" not in words
@@ -172,6 +198,19 @@ def test_the_command_line_of_a_stage(engine, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     words = containers.run_command({**record, "device": "cuda"}, "name", ["doctor"])
     assert words[words.index("--gpus") + 1] == "all" and words[words.index("--network") + 1] == "host"
+
+
+def test_what_a_dataset_record_points_to_is_mounted(tmp_path, monkeypatch):
+    cache, elsewhere, work = (tmp_path / name for name in ("cache", "elsewhere", "work"))
+    for folder in (cache, elsewhere, work):
+        folder.mkdir()
+    (elsewhere / "digits.json").write_text(json.dumps({"file": "../cache/digits/data.safetensors"}))
+    monkeypatch.chdir(work)
+    for name in ("MLFLOW_TRACKING_URI", "AMPGNN_DATA_MIRROR", "AMPGNN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    stage = ["train", "--config", "run.yaml", "--data", "../elsewhere/digits.json", f"--out={tmp_path}/none"]
+    assert set(containers._mounts(stage)) == {work, elsewhere, tmp_path}
+    assert containers._mounts(stage[:-1]) == [work, elsewhere, cache]
 
 
 def test_rootless_engines_map_the_user(engine):
