@@ -333,6 +333,24 @@ def test_strict_and_announced_fallback(monkeypatch):
         ampgnn.disable()
 
 
+def test_an_error_of_the_users_function_is_no_reason_to_fall_back():
+    calls = []
+
+    def unfinished(nodes):
+        calls.append(nodes)
+        raise NotImplementedError("my reducer")
+
+    g = star(3)
+    g.ndata["x"] = torch.ones(3, 1)
+    with ampgnn.enabled(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(NotImplementedError, match="my reducer"):
+            g.update_all(fn.copy_u("x", "m"), unfinished)
+        with pytest.raises(NotImplementedError, match="my reducer"):
+            dgl.nn.GINConv(unfinished, "sum")(g, g.ndata["x"])
+    assert len(calls) == 2
+
+
 def test_threads_that_enter_and_leave():
     from concurrent.futures import ThreadPoolExecutor
 
