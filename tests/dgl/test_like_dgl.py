@@ -277,6 +277,21 @@ def test_a_type_without_an_edge_into_a_node_is_left_out_there(idtype, kind):
             assert [grad.flatten().tolist() for grad in grads] == [[1, 0], [2]]
 
 
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_a_sum_of_extremes_across_types_counts_a_missing_type_as_0(kind):
+    """Stock DGL adds its infinity for "no edge" to what the other types have, and makes 0 of it."""
+    g = dgl.heterograph({("a", "r", "c"): ([0, 1], [0, 1]), ("b", "s", "c"): ([0, 0], [1, 2])}, {"a": 2, "b": 1, "c": 4})
+    g.nodes["a"].data["x"], g.nodes["b"].data["x"] = torch.tensor([[3.0], [5.0]]), torch.tensor([[4.0]])
+
+    def run():
+        g.multi_update_all({e: (fn.copy_u("x", "m"), getattr(fn, kind)("m", "y")) for e in "rs"}, "sum")
+        return g.nodes["c"].data["y"].flatten().tolist()
+
+    assert run() == [0, 9, 0, 0]
+    with ampgnn.enabled():
+        assert run() == [3, 9, 4, 0]
+
+
 def test_the_first_of_equal_messages_has_the_gradient_across_types():
     g = dgl.heterograph({("a", "r", "c"): ([0], [0]), ("b", "s", "c"): ([0], [0])})
     leaves = [torch.ones(1, 1, requires_grad=True) for _ in range(2)]

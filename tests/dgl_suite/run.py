@@ -26,12 +26,14 @@ FILES = (
     "common/test_heterograph.py",
     "common/test_heterograph-specialization.py",
     "common/test_heterograph-pickle.py",
+    "common/test_frame.py",
     "common/test_batch-graph.py",
     "common/test_batch-heterograph.py",
     "common/test_propagate.py",
     "common/test_readout.py",
     "pytorch/mpops",
     "pytorch/nn/test_nn.py",
+    "pytorch/nn/conv",
 )
 # Where DGL's test asserts what numerics.md calls wrong: node id -> the named test of ours with the right value.
 EXPECTED: dict[str, str] = {}
