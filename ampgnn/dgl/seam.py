@@ -134,7 +134,8 @@ def _in_type_of_features(forward: Callable) -> Callable:
 def enable(strict: bool = False) -> None:
     """Makes every DGL program in this process compute on the kernels. Calling it again changes at most ``strict``.
 
-    What the kernels do not have (a device, say) runs on DGL's own, with a warning the first time.
+    What the kernels do not have (a device, say) runs on DGL's own, with a warning the first time. So does a
+    ``gspmm``, ``gsddmm`` or ``segment_reduce`` that was imported from ``dgl.ops`` by name before, without a warning.
 
     Args:
         strict: refuse to fall back on DGL's kernels: a ``UserError`` in place of the warning.

@@ -280,7 +280,9 @@ def test_a_type_without_an_edge_into_a_node_is_left_out_there(idtype, kind):
 @pytest.mark.parametrize("kind", ["max", "min"])
 def test_a_sum_of_extremes_across_types_counts_a_missing_type_as_0(kind):
     """Stock DGL adds its infinity for "no edge" to what the other types have, and makes 0 of it."""
-    g = dgl.heterograph({("a", "r", "c"): ([0, 1], [0, 1]), ("b", "s", "c"): ([0, 0], [1, 2])}, {"a": 2, "b": 1, "c": 4})
+    g = dgl.heterograph(
+        {("a", "r", "c"): ([0, 1], [0, 1]), ("b", "s", "c"): ([0, 0], [1, 2])}, {"a": 2, "b": 1, "c": 4}
+    )
     g.nodes["a"].data["x"], g.nodes["b"].data["x"] = torch.tensor([[3.0], [5.0]]), torch.tensor([[4.0]])
 
     def run():
