@@ -169,7 +169,10 @@ def test_pyg_2866_half_features_meet_float32_parameters(dtype):
         dglnn.GraphConv(4, 3): (),
         dglnn.GraphConv(4, 5): (),
         **{dglnn.SAGEConv(4, 3, kind): () for kind in ("mean", "gcn", "pool", "lstm")},
+        dglnn.GraphConv(4, 4, weight=False): (),
         dglnn.RelGraphConv(4, 3, 3, "basis", 2): (types,),
+        dglnn.GINConv(torch.nn.Linear(4, 3), "mean"): (),
+        dglnn.GINConv(None, "max", learn_eps=True): (),
     }
     for layer, more in layers.items():
         want = layer(g, x.float(), *more)
