@@ -6,6 +6,7 @@ import functools
 
 import ampgnn_kernels as kernels
 import torch
+from dgl import core
 from dgl.base import ALL, DGLError, is_all
 from torch import Tensor
 
@@ -30,6 +31,32 @@ def _with_dgl_errors(function):
     return wrapped
 
 
+class _Tie(torch.autograd.Function):
+    """Its arguments as they are."""
+
+    @staticmethod
+    def forward(*tensors):
+        return tensors
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):  # where there is none, torch has put zeros
+        return grads
+
+
+def _tied(*values: Tensor | None) -> list[Tensor | None]:
+    """The operands of one function of several types: as with DGL, each has a gradient as soon as one of them has."""
+    learned = [i for i, value in enumerate(values) if value is not None and value.requires_grad]
+    tied = list(values)
+    if torch.is_grad_enabled() and len(learned) > 1:
+        for i, value in zip(learned, _Tie.apply(*(values[i] for i in learned)), strict=True):
+            tied[i] = value
+    return tied
+
+
 def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
     return [t if t is None else autocast(t) for t in tensors]
 
@@ -48,6 +75,7 @@ def _gspmm_types(g, op, reduce_op, lhs_data, rhs_data):
     if reduce_op == "mean":
         raise DGLError("reducer mean is not defined across edge types: use multi_update_all")
     index = g._graph
+    lhs_data, rhs_data = _tied_operands(lhs_data, rhs_data)
     found: list[list[tuple[Graph, Tensor | None, Tensor | None]]] = [[] for _ in range(index.number_of_ntypes())]
     for etype in range(index.number_of_etypes()):
         source, destination = index.metagraph.find_edge(etype)
@@ -57,6 +85,12 @@ def _gspmm_types(g, op, reduce_op, lhs_data, rhs_data):
             found[destination].append((index_to_graph(index, etype), *_cast(lhs, rhs)))
     across = _sum_across if reduce_op == "sum" else _extreme_across
     return tuple(across(parts, op, reduce_op) if parts else None for parts in found)
+
+
+def _tied_operands(*operands):
+    """``_tied`` over the lists of operands, of which one may be None."""
+    tied = iter(_tied(*(value for values in operands if values is not None for value in values)))
+    return [None if values is None else [next(tied) for _ in values] for values in operands]
 
 
 def _sum_across(parts, op, reduce_op) -> Tensor:
@@ -73,16 +107,59 @@ def _sum_across(parts, op, reduce_op) -> Tensor:
 
 
 def _extreme_across(parts, op, reduce_op) -> Tensor:
-    """The largest or smallest message of all types; a type without an edge into a node is left out there."""
-    empty = float("-inf") if reduce_op == "max" else float("inf")
     outs = [kernels.spmm(view, lhs, rhs, op=op, reduce=reduce_op) for view, lhs, rhs in parts]
-    without = [
-        (view.in_degrees() == 0).reshape(-1, *[1] * (out.dim() - 1))
-        for (view, *_), out in zip(parts, outs, strict=True)
-    ]
-    stacked = torch.stack([out.masked_fill(none, empty) for out, none in zip(outs, without, strict=True)])
-    best = stacked.amax(0) if reduce_op == "max" else stacked.amin(0)
-    return best.masked_fill(torch.stack(without).all(0), 0)
+    return _extreme(outs, [_without_edge(view) for view, *_ in parts], reduce_op)
+
+
+def _without_edge(view: Graph) -> Tensor:
+    return view.in_degrees() == 0
+
+
+def _extreme(outs: list[Tensor], without: list[Tensor], reduce_op: str) -> Tensor:
+    """The largest or smallest result of all types; a type ``without`` an edge into a node is left out there."""
+    masks = [none.reshape(-1, *[1] * (out.dim() - 1)) for out, none in zip(outs, without, strict=True)]
+    empty = float("-inf") if reduce_op == "max" else float("inf")
+    stacked = torch.stack([out.masked_fill(none, empty) for out, none in zip(outs, masks, strict=True)])
+    best = (stacked.max(0) if reduce_op == "max" else stacked.min(0)).values  # of equal ones the first has the gradient
+    return best.masked_fill(torch.stack(masks).all(0), 0)
+
+
+class _Extremes(dict):
+    """The fields that max or min made over one edge type, with its graph: some nodes may have no edge of it."""
+
+    def __init__(self, fields: dict, view: Graph):
+        super().__init__(fields)
+        self.view = view
+
+
+def message_passing(stock):
+    """DGL's inner ``message_passing``, which does not lose sight of the nodes whose 0 means that there is no edge."""
+
+    def with_empty_nodes(g, mfunc, rfunc, afunc):
+        fields = stock(g, mfunc, rfunc, afunc)
+        if not core.is_builtin(rfunc) or rfunc.name not in ("max", "min") or g._graph.number_of_etypes() > 1:
+            return fields
+        return _Extremes(fields, index_to_graph(g._graph))
+
+    return with_empty_nodes
+
+
+def reduce_dict_data(stock):
+    """DGL's inner reduction across edge types, in ``multi_update_all``."""
+
+    def reduce(frames, reducer, order=None):
+        if reducer not in ("max", "min") or len(frames) < 2 or not any(isinstance(f, _Extremes) for f in frames):
+            return stock(frames, reducer, order)
+        found: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+        for frame in frames:
+            empty = _without_edge(frame.view) if isinstance(frame, _Extremes) else None
+            for name, value in frame.items():
+                outs, without = found.setdefault(name, ([], []))
+                outs.append(value)
+                without.append(value.new_zeros(len(value), dtype=torch.bool) if empty is None else empty)
+        return {name: _extreme(*parts, reducer) for name, parts in found.items()}
+
+    return reduce
 
 
 @_with_dgl_errors
@@ -91,6 +168,7 @@ def gsddmm(g, op, lhs_data, rhs_data, lhs_target="u", rhs_target="v"):
     index = g._graph
     if index.number_of_etypes() == 1:
         return _sddmm(index_to_graph(index), op, lhs_data, rhs_data, lhs_target, rhs_target)
+    lhs_data, rhs_data = _tied_operands(lhs_data, rhs_data)
     results = []
     for etype in range(index.number_of_etypes()):
         source, destination = index.metagraph.find_edge(etype)
@@ -125,6 +203,7 @@ def edge_softmax_hetero(gidx, eids=ALL, norm_by="dst", *logits):
         raise DGLError("edge_softmax over a subset of edges is defined for graphs with one edge type")
     side = 0 if norm_by == "src" else 1
     results: list[Tensor | None] = [None] * len(logits)
+    logits = _tied(*logits)
     groups: dict[int, list[int]] = {}
     for etype, value in enumerate(logits):
         if value is not None:

@@ -46,8 +46,9 @@ def _patches() -> list[_Patch]:
     from . import convert
     from . import message_passing as ours
 
-    spmm, sddmm, softmax, segment = (
-        importlib.import_module(f"dgl.ops.{name}") for name in ("spmm", "sddmm", "edge_softmax", "segment")
+    spmm, sddmm, softmax, segment, core, heterograph = (
+        importlib.import_module(f"dgl.{name}")
+        for name in ("ops.spmm", "ops.sddmm", "ops.edge_softmax", "ops.segment", "core", "heterograph")
     )
     public = [
         (spmm, "gspmm", ours.gspmm, "(g, op, reduce_op, lhs_data, rhs_data)"),
@@ -64,6 +65,13 @@ def _patches() -> list[_Patch]:
         ),
         (dgl.backend, "segment_mm", ours.segment_mm, "(A, B, seglen_A)"),
         (dgl.backend, "gather_mm", ours.gather_mm, "(A, B, idx_A=None, idx_B=None)"),
+        (core, "message_passing", ours.message_passing(core.message_passing), "(g, mfunc, rfunc, afunc)"),
+        (
+            heterograph,
+            "reduce_dict_data",
+            ours.reduce_dict_data(heterograph.reduce_dict_data),
+            "(frames, reducer, order=None)",
+        ),
         (HeteroGraphIndex, "get_relation_graph", convert.relation, "(self, etype)"),
         (HeteroGraphIndex, "number_of_etypes", convert.number_of_etypes, "(self)"),
         (
@@ -126,7 +134,8 @@ def _in_type_of_features(forward: Callable) -> Callable:
 def enable(strict: bool = False) -> None:
     """Makes every DGL program in this process compute on the kernels. Calling it again changes at most ``strict``.
 
-    What the kernels do not have (a device, say) runs on DGL's own, with a warning the first time.
+    What the kernels do not have (a device, say) runs on DGL's own, with a warning the first time. So does a
+    ``gspmm``, ``gsddmm`` or ``segment_reduce`` that was imported from ``dgl.ops`` by name before, without a warning.
 
     Args:
         strict: refuse to fall back on DGL's kernels: a ``UserError`` in place of the warning.
@@ -220,6 +229,8 @@ def _routed(replacement: Callable, original: Callable, name: str) -> Callable:
         try:
             return replacement(*args, **kwargs)
         except NotImplementedError as error:  # torch's: the operator has no kernel for this device
+            if "ampgnn::" not in str(error):  # a function of the user's
+                raise
             reason = str(error).splitlines()[0]
         _fall_back(name, reason)
         with _stock():

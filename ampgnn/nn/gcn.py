@@ -6,7 +6,7 @@ import torch
 from ampgnn_kernels import linear, sddmm, spmm
 from torch import Tensor, nn
 
-from .common import as_graph, autocast, check_in_degrees, error_of
+from .common import as_graph, autocast, autocast_dtype, check_in_degrees, error_of
 
 NORMS = ("none", "both", "right", "left")
 
@@ -39,7 +39,7 @@ def gcn_forward(layer, graph, feat, weight: Tensor | None = None, edge_weight: T
         out = _aggregate(layer, view, autocast(out), edge_weight)
         out = out if weight is None else linear(out, weight.t())
     if layer.bias is not None:
-        out = out + layer.bias.to(out.dtype)
+        out = out + (layer.bias if autocast_dtype(out.device) is None else layer.bias.to(out.dtype))
     return out if layer._activation is None else layer._activation(out)
 
 

@@ -6,7 +6,7 @@ import torch
 from ampgnn_kernels import spmm
 from torch import Tensor, nn
 
-from .common import as_graph, autocast, source_and_destination
+from .common import as_graph, autocast, autocast_dtype, source_and_destination
 
 AGGREGATORS = ("sum", "max", "mean")
 
@@ -19,14 +19,16 @@ def gin_forward(layer, graph, feat, edge_weight: Tensor | None = None) -> Tensor
         edge_weight: (E,) or (E, 1) factors of the messages.
 
     Returns:
-        What ``apply_func`` makes of the (N, *, in) sums, those in the features' type, under autocast in its type.
+        What ``apply_func`` makes of the (N, *, in) sums, those in a type of features and eps, under autocast in its
+        type.
     """
     view = as_graph(graph)
     source, destination = source_and_destination(feat, graph, view)
     w = None if edge_weight is None else autocast(edge_weight)
     reduce = layer._aggregator_type
     out = spmm(view, autocast(source), w, op="copy_u" if w is None else "mul", reduce=reduce)
-    out = ((1 + layer.eps) * destination + out).to(out.dtype)
+    own = (1 + layer.eps) * destination
+    out = own + out if autocast_dtype(out.device) is None else (own + out).to(out.dtype)
     if layer.apply_func is not None:
         out = layer.apply_func(out)
     return out if layer.activation is None else layer.activation(out)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ampgnn.graph import Graph
 
-from .common import apply_linear, as_graph, autocast, error_of, source_and_destination
+from .common import apply_linear, as_graph, autocast, autocast_dtype, error_of, source_and_destination
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 
@@ -68,6 +68,8 @@ def _aggregate(view: Graph, x: Tensor, w: Tensor | None, reduce: str, dst_scale:
 
 def _last_states(lstm: nn.LSTM, view: Graph, x: Tensor, w: Tensor | None) -> Tensor:
     """The last hidden state over each destination's messages in edge order, those of equal degree together."""
+    if autocast_dtype(x.device) is None:  # which casts the parameters; without it torch refuses other types than theirs
+        x = x.to(torch.promote_types(x.dtype, lstm.weight_ih_l0.dtype))
     indptr, indices, eids = view.csc
     degrees = indptr.diff()
     rows, states = [(degrees == 0).nonzero()[:, 0]], [x.new_zeros((int((degrees == 0).sum()), lstm.hidden_size))]

@@ -27,13 +27,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``, as ``torch.nn.functional.linear``, autocast included.
 
     Args:
-        x: (*, in). weight: (out, in). bias: (out,) or None.
+        x: (*, in). weight: (out, in). bias: (out,) or None. Floats of several types are multiplied in a type of all.
     """
-    device = x.device.type
+    device, dtype = x.device.type, None
     if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        if dtype == torch.float16 and device == "cpu" and x.dtype != torch.float64:
-            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if torch.get_autocast_dtype(device) == torch.float16 and device == "cpu" and x.dtype != torch.float64:
+            dtype = torch.float16
+    elif x.dtype != weight.dtype and x.is_floating_point():
+        dtype = torch.promote_types(x.dtype, weight.dtype)
+    if dtype is not None:
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if x.dtype == weight.dtype == torch.float16 and device == "cpu":
         out = call(_HalfLinear.apply, x.reshape(-1, x.shape[-1]), weight, bias, grad=True)
         return out.reshape(*x.shape[:-1], weight.shape[0])

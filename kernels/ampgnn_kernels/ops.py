@@ -282,25 +282,27 @@ def _sum_backward_w(edges, op, x, w, grad, scales):
     def sddmm(lhs, rhs, op, lhs_target="u", rhs_target="v"):
         return _run.sddmm(*edges.all, lhs, rhs, op, lhs_target, rhs_target, *scales)
 
-    features = grad.shape[1:]
-    if op == "mul" and x.shape[1:] == features:
-        split = _dot_split(w.shape[1:], features)
-        if split == len(features):
-            return sddmm(x, grad, "mul").reshape(w.shape)
-        if split is not None:
-            heads = features[:split].numel(), features[split:].numel()
-            flat = (t.reshape(t.shape[0], *heads) for t in (x, grad))
-            return sddmm(*flat, "dot").reshape(w.shape)
     if op == "copy_e":
         return sddmm(None, grad, "copy_rhs")
-    x, grad, wide = _wide(x, grad, w)
     if op in ("add", "sub"):
-        full = sddmm(None, grad, "copy_rhs")
-        full = -full if op == "sub" else full
+        total = sddmm(None, unbroadcast(*_wide(grad), w.shape[1:]), "copy_rhs")
+        return (-total if op == "sub" else total).to(w.dtype)
+    features = grad.shape[1:]
+    split = _dot_split(w.shape[1:], features) if x.shape[1:] == features else None
+    if op == "div" or split is None:
+        x, grad = _wide(x, grad)
+    if split is None:
+        total = unbroadcast(sddmm(x, grad, "mul"), w.shape[1:])
+    elif split == len(features):
+        total = sddmm(x, grad, "mul").reshape(w.shape)
     else:
-        full = sddmm(x, grad, "mul")
-        full = full / -(wide * wide) if op == "div" else full
-    return unbroadcast(full, w.shape[1:]).to(w.dtype)
+        heads = features[:split].numel(), features[split:].numel()
+        flat = (t.reshape(t.shape[0], *heads) for t in (x, grad))
+        total = sddmm(*flat, "dot").reshape(w.shape)
+    if op == "div":
+        (wide,) = _wide(w)
+        total = total / -(wide * wide)
+    return total.to(w.dtype)
 
 
 def _dot_split(w, features) -> int | None:
@@ -338,8 +340,25 @@ def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     if need_x:
         grad_x = unbroadcast(scatter(grad * slope_x, "u", edges.cols), x.shape[1:]).to(x.dtype)
     if need_w:
-        grad_w = unbroadcast(scatter(grad * slope_w, "e", num_edges), w.shape[1:]).to(w.dtype)
+        grad_w = grad * slope_w
+        if w.shape[1:].numel() != features.numel():
+            chosen_edges = entry if eids is None else eids.long()[entry]
+            grad_w = _add_to_rows(grad_w.masked_fill(arg < 0, 0), chosen_edges, w.shape).to(w.dtype)
+        else:
+            grad_w = scatter(grad_w, "e", num_edges).view(w.shape).to(w.dtype)
     return grad_x, grad_w
+
+
+def _add_to_rows(values: Tensor, rows: Tensor, shape) -> Tensor:
+    """Of ``shape``, whose features broadcast to those of ``values``: each value (N, *) added to its row of ``rows``
+    (N, *). What is as large as a broadcast result is not held."""
+    width = shape[1:].numel()
+    column = torch.arange(width, device=rows.device).reshape(shape[1:]).expand(values.shape[1:])
+    place = (rows * width + column).flatten()
+    out, values = values.new_zeros(shape[0] * width), values.flatten()
+    if out.device.type == "cpu":  # each of the two adds in the same order whatever the threads are
+        return out.index_add(0, place, values).view(shape)
+    return out.index_put((place,), values, accumulate=True).view(shape)
 
 
 def _save_sddmm(ctx, inputs, output):

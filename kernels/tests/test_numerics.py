@@ -174,6 +174,18 @@ def test_bad_input_is_named():
             call()
 
 
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16, torch.float32])
+def test_linear_promotes_mixed_types(narrow):
+    wide = torch.float64 if narrow == torch.float32 else torch.float32
+    x, weight, bias = (torch.randn(*shape, dtype=wide) for shape in ((5, 4), (3, 4), (3,)))
+    for a, w in ((x.to(narrow), weight), (x, weight.to(narrow))):
+        out = ak.linear(a, w, bias.to(w.dtype))
+        assert out.dtype == wide
+        assert torch.allclose(out, torch.nn.functional.linear(a.to(wide), w.to(wide), bias.to(w.dtype).to(wide)))
+    with pytest.raises(RuntimeError, match="dtype"):
+        ak.linear(x.long(), weight)
+
+
 def test_linear_in_float16_matches_float32_rounded_once():
     for rows in (0, 5, 9000):
         x, weight, bias = (features(*s, dtype=torch.float16, seed=i) for i, s in enumerate(((rows, 30), (7, 30), (7,))))

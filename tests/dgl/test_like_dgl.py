@@ -248,6 +248,87 @@ def test_multi_update_all(idtype, kind):
 
 
 @pytest.mark.parametrize("idtype", IDTYPES)
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_a_type_without_an_edge_into_a_node_is_left_out_there(idtype, kind):
+    """Across edge types its 0 is none of the values that max and min compare."""
+    g = dgl.heterograph(
+        {("a", "r", "c"): ([0, 1], [0, 1]), ("b", "s", "c"): ([0, 0], [1, 2])}, {"a": 2, "b": 1, "c": 4}, idtype=idtype
+    )
+    sign = -1 if kind == "max" else 1
+    leaves = [torch.tensor([[3.0], [5.0]]).mul(sign).requires_grad_(), torch.tensor([[4.0]]).mul(sign).requires_grad_()]
+
+    def run(at_once, apply=None):
+        h = g.local_var()
+        h.nodes["a"].data["x"], h.nodes["b"].data["x"] = leaves
+        reducer = getattr(fn, kind)("m", "y")
+        if at_once:
+            h.update_all(fn.copy_u("x", "m"), reducer)
+        else:
+            h.multi_update_all({e: (fn.copy_u("x", "m"), reducer) for e in "rs"}, kind, apply)
+        return [h.nodes["c"].data["y"]]
+
+    same(lambda: run(False))
+    same(lambda: run(False, lambda nodes: {"y": nodes.data["y"] + 1}))  # DGL's update_all refuses this graph
+    with ampgnn.enabled():
+        for at_once in (False, True):
+            (out,) = run(at_once)
+            assert torch.equal(out, sign * torch.tensor([[3.0], [4.0], [4.0], [0.0]]))
+            grads = torch.autograd.grad(out.sum(), leaves)
+            assert [grad.flatten().tolist() for grad in grads] == [[1, 0], [2]]
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_a_sum_of_extremes_across_types_counts_a_missing_type_as_0(kind):
+    """Stock DGL adds its infinity for "no edge" to what the other types have, and makes 0 of it."""
+    g = dgl.heterograph(
+        {("a", "r", "c"): ([0, 1], [0, 1]), ("b", "s", "c"): ([0, 0], [1, 2])}, {"a": 2, "b": 1, "c": 4}
+    )
+    g.nodes["a"].data["x"], g.nodes["b"].data["x"] = torch.tensor([[3.0], [5.0]]), torch.tensor([[4.0]])
+
+    def run():
+        g.multi_update_all({e: (fn.copy_u("x", "m"), getattr(fn, kind)("m", "y")) for e in "rs"}, "sum")
+        return g.nodes["c"].data["y"].flatten().tolist()
+
+    assert run() == [0, 9, 0, 0]
+    with ampgnn.enabled():
+        assert run() == [3, 9, 4, 0]
+
+
+def test_the_first_of_equal_messages_has_the_gradient_across_types():
+    g = dgl.heterograph({("a", "r", "c"): ([0], [0]), ("b", "s", "c"): ([0], [0])})
+    leaves = [torch.ones(1, 1, requires_grad=True) for _ in range(2)]
+
+    with ampgnn.enabled():
+        g.nodes["a"].data["x"], g.nodes["b"].data["x"] = leaves
+        g.update_all(fn.copy_u("x", "m"), fn.max("m", "y"))
+        assert [grad.item() for grad in torch.autograd.grad(g.nodes["c"].data["y"].sum(), leaves)] == [1, 0]
+
+
+@pytest.mark.parametrize("operator", ["update_all", "apply_edges", "edge_softmax"])
+def test_types_that_a_result_does_not_use_have_gradients_of_zeros(operator):
+    g = types_graph(torch.int64)
+    g.nodes["user"].data["x"] = torch.randn(3, 2).requires_grad_()
+    g.nodes["developer"].data["x"] = torch.randn(2, 2).requires_grad_()
+    logits = {e: torch.randn(g.num_edges(e), 2).requires_grad_() for e in g.canonical_etypes}
+
+    def run():
+        h = g.local_var()
+        leaves = list(g.ndata["x"].values())
+        if operator == "update_all":
+            h.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
+            out = h.nodes["user"].data["y"]
+        elif operator == "apply_edges":
+            h.apply_edges(fn.copy_u("x", "m"))
+            out = h.edges["plays"].data["m"]
+        else:
+            leaves = list(logits.values())
+            out = dgl.ops.edge_softmax(h, logits, norm_by="src")["user", "plays", "game"]
+        return torch.autograd.grad(out.square().sum(), leaves)  # None would raise
+
+    same(run)
+
+
+@pytest.mark.parametrize("idtype", IDTYPES)
 @pytest.mark.parametrize("norm_by", ["src", "dst"])
 def test_edge_softmax_across_types_is_that_of_one_type(idtype, norm_by):
     g = types_graph(idtype)

@@ -22,7 +22,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_neighbour_sampling(dtype, workers):
     torch.manual_seed(0)
     g = dgl.add_self_loop(dgl.rand_graph(300, 2000))

@@ -159,19 +159,37 @@ def test_scatter_97_and_238_types_under_autocast(dtype):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_pyg_2866_half_features_meet_float32_parameters(dtype):
+    """Under autocast in its type, and without it in float32: torch's promotion."""
     g = dgl.add_self_loop(dgl.rand_graph(8, 20))
-    x = torch.randn(8, 4).to(dtype)
-    for layer in (
-        dglnn.GATConv(4, 3, 2),
-        dglnn.SAGEConv(4, 3, "mean"),
-        dglnn.GraphConv(4, 3),
-        dglnn.GATv2Conv(4, 3, 2),
-    ):
-        with torch.amp.autocast("cpu", dtype=dtype):
-            out = layer(g, x)
-        assert out.dtype == dtype
-        out.float().sum().backward()
-        assert all(p.grad.dtype == torch.float32 for p in layer.parameters() if p.grad is not None)
+    x, types = torch.randn(8, 4).to(dtype), torch.randint(3, (g.num_edges(),))
+    layers = {
+        dglnn.GATConv(4, 3, 2, residual=True): (),
+        dglnn.GATv2Conv(4, 3, 2, residual=True): (),
+        dglnn.DotGatConv(4, 3, 2): (),
+        dglnn.GraphConv(4, 3): (),
+        dglnn.GraphConv(4, 5): (),
+        **{dglnn.SAGEConv(4, 3, kind): () for kind in ("mean", "gcn", "pool", "lstm")},
+        dglnn.GraphConv(4, 4, weight=False): (),
+        dglnn.RelGraphConv(4, 3, 3, "basis", 2): (types,),
+        dglnn.GINConv(torch.nn.Linear(4, 3), "mean"): (),
+        dglnn.GINConv(None, "max", learn_eps=True): (),
+    }
+    for layer, more in layers.items():
+        want = layer(g, x.float(), *more)
+        for out, want_dtype in (
+            (layer(g, x, *more), torch.float32),
+            (under_autocast(dtype, layer, g, x, *more), dtype),
+        ):
+            assert out.dtype == want_dtype
+            assert torch.allclose(out.float(), want, rtol=16 * UNIT[dtype], atol=16 * UNIT[dtype])
+            layer.zero_grad()
+            out.float().sum().backward()
+            assert all(p.grad.dtype == torch.float32 for p in layer.parameters() if p.grad is not None)
+
+
+def under_autocast(dtype, layer, *inputs):
+    with torch.amp.autocast("cpu", dtype=dtype):
+        return layer(*inputs)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -22,5 +22,15 @@ def test_a_test_that_passes_on_stock_alone_is_named(tmp_path):
     file.write_text(PASSES + STOCK_ALONE)
     done = run(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "stock DGL: 2 passed, 0 failed, 0 skipped\nkernels: 1 passed, 1 failed" in done.stdout
+    assert "| common/ops/test_ops.py | 2 | 0 | 0 | 1 | 1 | 0 |\n| all | 2 | 0 | 0 | 1 | 1 | 0 |" in done.stdout
     assert "passes on stock DGL alone: tests/python/common/ops/test_ops.py::test_stock" in done.stdout
+
+
+def test_a_file_that_cannot_be_imported_does_not_end_the_run(tmp_path):
+    folder = tmp_path / "tests/python/common/ops"
+    folder.mkdir(parents=True)
+    (folder / "test_ops.py").write_text(PASSES)
+    (folder / "test_edge_softmax.py").write_text("import no_such_module\n")
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| common/ops/test_ops.py | 1 | 0 | 0 | 1 | 0 | 0 |" in done.stdout
