@@ -8,12 +8,13 @@ from .dgl.graphbolt import stand_in
 stand_in()
 
 __version__ = "0.1.0"
-__all__ = ["disable", "enable", "enabled", "supports"]
+__all__ = ["disable", "enable", "enabled", "reorder", "supports"]
 
 _HOMES = {
     "enable": "ampgnn.dgl",
     "disable": "ampgnn.dgl",
     "enabled": "ampgnn.dgl",
+    "reorder": "ampgnn.dgl.reorder",
     "supports": "ampgnn.precision",
 }
 

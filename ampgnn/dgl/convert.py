@@ -97,4 +97,4 @@ class _Lazy(Graph):
     def _grouped_by_source(self) -> Compressed:
         if self._unit is None or torch.compiler.is_compiling():
             return super()._grouped_by_source()
-        return _compressed(*self._unit.adjacency_matrix_tensors(0, False, "csr")[2:]).rising()
+        return _compressed(*self._unit.adjacency_matrix_tensors(0, False, "csr")[2:]).tidy()

@@ -29,11 +29,17 @@ Calls = dict[str, Callable[[], Tensor]]
 # ---- graphs
 
 
-def power_law(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
-    """Sources are uniform, destinations' degrees fall as a power law."""
+def shuffled(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
+    """Sources are uniform, destinations' degrees fall as a power law; edge ids in random order."""
     src = torch.randint(nodes, (edges,), generator=r, dtype=torch.int32)
     dst = (nodes * torch.rand(edges, generator=r) ** 1.5).to(torch.int32)
     return ak.Graph.from_coo(src, dst, nodes, nodes)
+
+
+def power_law(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
+    """The same, its edges numbered by destination, then source, as ``ampgnn.reorder`` leaves them."""
+    by_dst = shuffled(nodes, edges, r).csc
+    return ak.Graph.from_csc(by_dst.indptr, by_dst.indices, num_src=nodes, check=False)
 
 
 def uniform(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
@@ -63,7 +69,7 @@ def block(nodes: int, edges: int, r: torch.Generator) -> ak.Graph:
     return ak.Graph.from_coo(src, torch.arange(rows, dtype=torch.int32).repeat_interleave(25), nodes, rows)
 
 
-GRAPHS = {f.__name__: f for f in (power_law, uniform, grid, star, block)}
+GRAPHS = {f.__name__: f for f in (power_law, shuffled, uniform, grid, star, block)}
 
 
 # ---- what is measured

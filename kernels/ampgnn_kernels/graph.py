@@ -22,18 +22,29 @@ class Compressed(NamedTuple):
     indices: Tensor  # (edges,)
     eids: Tensor | None  # (edges,)
 
-    def rising(self) -> Compressed:
-        """The same rows with rising indices, for many edges on the CPU: the order in which the kernels walk by tiles."""
+    def tidy(self) -> Compressed:
+        """The same rows as the kernels like them, on the CPU: without ``eids`` where those count 0, 1, 2, ..., and, for
+        many edges, with rising indices, the order in which the kernels walk by tiles."""
         indptr, indices, eids = self
         edges, rows, wide = indices.numel(), indptr.numel() - 1, indices.dtype == torch.int64
-        if edges < MANY_EDGES or indices.device.type != "cpu" or _is_traced(indices):
+        if indices.device.type != "cpu" or _is_traced(indices):
             return self
-        if _C.indices_rise(indptr.data_ptr(), indices.data_ptr(), rows, wide):
-            return self
+        if eids is not None and _counts(eids):
+            eids = None
+        if edges < MANY_EDGES or _C.indices_rise(indptr.data_ptr(), indices.data_ptr(), rows, wide):
+            return Compressed(indptr, indices, eids)
         indices = indices.clone()
         eids = torch.arange(edges, dtype=indices.dtype) if eids is None else eids.clone()
         _C.sort_rows(indptr.data_ptr(), rows, indices.data_ptr(), eids.data_ptr(), wide)
         return Compressed(indptr, indices, eids)
+
+
+def _counts(ids: Tensor) -> bool:
+    """Whether ids are 0, 1, 2, ..."""
+    n = ids.numel()
+    if n == 0 or int(ids[0]) != 0 or int(ids[-1]) != n - 1:
+        return n == 0
+    return bool((ids.diff() == 1).all())
 
 
 MANY_EDGES = 1 << 20
@@ -58,7 +69,7 @@ class Graph:
         if csc is None and csr is None:
             raise ValueError("Graph: give csc, csr or both")
         self.num_src, self.num_dst = num_src, num_dst
-        self._csc, self._csr = csc and csc.rising(), csr and csr.rising()
+        self._csc, self._csr = csc and csc.tidy(), csr and csr.tidy()
         self._reversed: Graph | None = None
         self._scales: dict[tuple[str, float], Tensor] = {}
         self._zero_in_degree: bool | None = None

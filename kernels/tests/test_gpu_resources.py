@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,8 @@ def read(path):
 
 def test_the_committed_table_covers_everything_and_spills_nothing():
     rows = read(COMMITTED)
-    kinds = [("fp16", "int32"), ("bf16", "int32"), ("fp32", "int32"), ("bf16", "int64")]
     covered = {(r["sm"], r["type"], r["ids"]) for r in rows}
-    assert covered == {(sm, *kind) for sm in ("80", "90", "100") for kind in kinds}
+    assert covered == set(product(("80", "90", "100"), ("fp16", "bf16", "fp32"), ("int32", "int64")))
     assert all(r["stack"] == "0" and r["float_atomics"] == "0" for r in rows)
     wide = [r for r in rows if r["case"].startswith("1x256") and r["kernel"] in ("sum_pieces", "attention_pieces")]
     assert wide and all(int(r["vector_loads"]) > 0 for r in wide)
