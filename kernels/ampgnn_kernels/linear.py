@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .transforms import call
+from .transforms import apply, call, differentiable
 
 # Elements widened at once: few enough to stay in the CPU's cache until they are used, enough to keep a GPU busy.
 BLOCK, GPU_BLOCK = 1 << 20, 1 << 24
@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if x.dtype == weight.dtype == torch.float16 and device == "cpu":
-        out = call(_HalfLinear.apply, x.reshape(-1, x.shape[-1]), weight, bias, grad=True)
+        out = apply(_HalfLinear, x.reshape(-1, x.shape[-1]), weight, bias)
         return out.reshape(*x.shape[:-1], weight.shape[0])
     return F.linear(x, weight, bias)
 
@@ -59,7 +59,7 @@ def segment_linear(x: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
         shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, lengths {tuple(lengths.shape)}"
         raise ValueError(f"segment_linear needs x (N, in), weight (R, in, out) and lengths (R,), got {shapes}")
     dtype = torch.promote_types(x.dtype, weight.dtype)
-    return call(_ops.segment_linear, x.to(dtype), weight.to(dtype), lengths, grad=True)
+    return call(_ops.segment_linear.default, x.to(dtype), weight.to(dtype), lengths, grad=True)
 
 
 # Operators, so that a graph of torch.compile holds a segment's length as a value and not as a shape.
@@ -119,8 +119,8 @@ def _segment_outer_backward(ctx, grad):
     return _ops.segment_linear(y, grad.transpose(1, 2), lengths), _ops.segment_linear(x, grad, lengths), None
 
 
-torch.library.register_autograd("ampgnn::segment_linear", _segment_linear_backward, setup_context=_save, lib=_lib)
-torch.library.register_autograd("ampgnn::segment_outer", _segment_outer_backward, setup_context=_save, lib=_lib)
+differentiable(_lib, "segment_linear", _segment_linear_backward, _save)
+differentiable(_lib, "segment_outer", _segment_outer_backward, _save)
 
 
 class _HalfLinear(torch.autograd.Function):
@@ -165,7 +165,7 @@ def head_dot(h: Tensor, a: Tensor) -> Tensor:
     Returns:
         (N, H) float32, or float64.
     """
-    return call(_HeadDot.apply, h, a, grad=True)
+    return apply(_HeadDot, h, a)
 
 
 class _HeadDot(torch.autograd.Function):

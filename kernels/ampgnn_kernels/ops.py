@@ -16,7 +16,7 @@ from torch import Tensor
 from . import cpu
 from .broadcast import unbroadcast
 from .cpu import accumulator
-from .transforms import call
+from .transforms import call, differentiable
 
 _GRAPH = "Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids, int cols"
 _lib = torch.library.Library("ampgnn", "DEF")
@@ -466,4 +466,4 @@ for _name, _backward, _save in (
     ("edge_softmax_backward", _edge_softmax_double_backward, _save_edge_softmax),
     *((_name, _attention_backward(_name), _save_attention) for _name in ATTENTIONS),
 ):
-    torch.library.register_autograd(f"ampgnn::{_name}", _backward, setup_context=_save, lib=_lib)
+    differentiable(_lib, _name, _backward, _save)
