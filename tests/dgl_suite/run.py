@@ -33,7 +33,6 @@ FILES = (
     "common/test_readout.py",
     "pytorch/mpops",
     "pytorch/nn/test_nn.py",
-    "pytorch/nn/conv",
 )
 # Where DGL's test asserts what numerics.md calls wrong: node id -> the named test of ours with the right value.
 EXPECTED: dict[str, str] = {}
