@@ -135,9 +135,11 @@ class _Extremes(dict):
 def message_passing(stock):
     """DGL's inner ``message_passing``, which does not lose sight of the nodes whose 0 means that there is no edge."""
 
+    @functools.wraps(stock)
     def with_empty_nodes(g, mfunc, rfunc, afunc):
         fields = stock(g, mfunc, rfunc, afunc)
-        if not core.is_builtin(rfunc) or rfunc.name not in ("max", "min") or g._graph.number_of_etypes() > 1:
+        extreme = getattr(rfunc, "name", None) in ("max", "min") and core.is_builtin(rfunc)
+        if not extreme or g._graph.number_of_etypes() > 1:
             return fields
         return _Extremes(fields, index_to_graph(g._graph))
 
@@ -147,6 +149,7 @@ def message_passing(stock):
 def reduce_dict_data(stock):
     """DGL's inner reduction across edge types, in ``multi_update_all``."""
 
+    @functools.wraps(stock)
     def reduce(frames, reducer, order=None):
         if reducer not in ("max", "min") or len(frames) < 2 or not any(isinstance(f, _Extremes) for f in frames):
             return stock(frames, reducer, order)

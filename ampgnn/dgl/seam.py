@@ -33,6 +33,7 @@ class _Patch(NamedTuple):
     name: str
     replacement: Callable
     signature: str  # that the original must have
+    falls_back: bool = True  # it calls the kernels, which may not have what is asked for
 
 
 def _patches() -> list[_Patch]:
@@ -65,12 +66,13 @@ def _patches() -> list[_Patch]:
         ),
         (dgl.backend, "segment_mm", ours.segment_mm, "(A, B, seglen_A)"),
         (dgl.backend, "gather_mm", ours.gather_mm, "(A, B, idx_A=None, idx_B=None)"),
-        (core, "message_passing", ours.message_passing(core.message_passing), "(g, mfunc, rfunc, afunc)"),
+        (core, "message_passing", ours.message_passing(core.message_passing), "(g, mfunc, rfunc, afunc)", False),
         (
             heterograph,
             "reduce_dict_data",
             ours.reduce_dict_data(heterograph.reduce_dict_data),
             "(frames, reducer, order=None)",
+            False,
         ),
         (HeteroGraphIndex, "get_relation_graph", convert.relation, "(self, etype)"),
         (HeteroGraphIndex, "number_of_etypes", convert.number_of_etypes, "(self)"),
@@ -187,9 +189,10 @@ def _install() -> None:
     patches = _patches()
     for patch in patches:
         _check(patch)
-    for owner, name, replacement, _ in patches:
+    for owner, name, replacement, _, falls_back in patches:
         original = getattr(owner, name)
-        _set(owner, name, _routed(replacement, original, f"{owner.__name__}.{name}"))
+        routed = _routed(replacement, original, f"{owner.__name__}.{name}") if falls_back else replacement
+        _set(owner, name, routed)
     # update_all of max and min turns every infinity into 0. The kernels give 0 where there is no edge, so the
     # module's view of the backend gets a version that leaves their results alone.
     heterograph = importlib.import_module("dgl.heterograph")
