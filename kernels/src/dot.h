@@ -66,7 +66,7 @@ void row_dot(const RowDotArgs& a) {
             for (int64_t r = 0; r < a.rows; ++r) {
                 const T* row = (const T*)a.a + r * a.dim;
                 load_row<T>(wide, (const T*)a.b + r * a.dim, a.dim);
-                dots<T, 1>(&row, wide, a.dim, (A*)a.out + r);
+                dots_by_head<T>(&row, 1, 1, 0, wide, 1, a.dim, (A*)a.out + r);
             }
         }
     });

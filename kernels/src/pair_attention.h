@@ -31,9 +31,10 @@ template <class A> struct Product {  // factor * far * near
 inline int64_t cached_entries(int64_t bytes) { return most(int64_t(4), least(int64_t(64), (16 << 10) / most(bytes, int64_t(1)) / 4 * 4)); }
 
 template <class T, class Kind>
-void pair_logits(const PairArgs& a, const Kind& kind, const T* const* ends, int64_t count, const Acc<T>* near, Acc<T>* out) {
+void pair_logits(const PairArgs& a, const Kind& kind, const T* const* ends, int64_t count, int64_t ready, int64_t ahead,
+                 const Acc<T>* near, Acc<T>* out) {
     const auto* factor = (const Acc<T>*)a.factor;
-    sums_by_head<T>(ends, count, a.heads, a.dim, out, [&](Vec<Acc<T>> far, int64_t i, int lanes) {
+    sums_by_head<T>(ends, count, ready, ahead, a.heads, a.dim, out, [&](Vec<Acc<T>> far, int64_t i, int lanes) {
         return kind.pair(far, load_some(near + i, lanes), load_some(factor + i, lanes));
     });
 }
@@ -72,8 +73,7 @@ template <class T, class Kind> struct PairForward {
         for (int64_t j0 = 0; j0 < s.count; j0 += few) {
             const T* const* ends = xs + s.at + j0;
             const int64_t count = least(few, s.count - j0);
-            for (int64_t j = count; j < least(count + few, s.ready - j0); ++j) prefetch(ends[j], n);
-            pair_logits<T>(a, kind, ends, count, near, e.data);
+            pair_logits<T>(a, kind, ends, count, s.ready - j0, few, near, e.data);
             memcpy(before, top, heads * sizeof(A));
             max_heads<A>(e, count, heads, top);
             for (int64_t h = 0; h < heads; ++h) base[h] = top[h] == kLow ? 0 : top[h];
@@ -109,16 +109,19 @@ template <class T, class Kind> struct PairWeights {
     using A = Acc<T>;
     const PairArgs& args;
     const Kind& kind;
+    const int64_t few;  // the most entries of a block
     Scratch<A> weight, centred, logits, d, max, inverse, delta;
-    PairWeights(const PairArgs& a, const Kind& k, int64_t few)
-        : args(a), kind(k), weight(few * a.heads), centred(few * a.heads), logits(few * a.heads), d(few * a.heads),
+    PairWeights(const PairArgs& a, const Kind& k, int64_t entries)
+        : args(a), kind(k), few(entries), weight(few * a.heads), centred(few * a.heads), logits(few * a.heads), d(few * a.heads),
           max(few * a.heads), inverse(few * a.heads), delta(few * a.heads) {}
 
     // ends, near: the rows behind the logits; dotted, with: those behind d; dst: what args.dst has of the destinations.
-    void make(const T* const* ends, const A* near, const T* const* dotted, const A* with, const A* const* dst, int64_t count) const {
+    // Of `ready` entries those after `count` are fetched on the way.
+    void make(const T* const* ends, const A* near, const T* const* dotted, const A* with, const A* const* dst, int64_t count,
+              int64_t ready) const {
         const int64_t heads = args.heads;
-        pair_logits<T>(args, kind, ends, count, near, logits.data);
-        dots_by_head<T>(dotted, count, with, heads, args.dim, d);
+        pair_logits<T>(args, kind, ends, count, ready, few, near, logits.data);
+        dots_by_head<T>(dotted, count, dotted == ends ? count : ready, few, with, heads, args.dim, d);
         for (int64_t j = 0; j < count; ++j) {
             memcpy(max + j * heads, dst[j], heads * sizeof(A));
             memcpy(inverse + j * heads, dst[j] + heads, heads * sizeof(A));
@@ -204,7 +207,7 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
         }
         const T* stored = (const T*)a.out + v * n;
         load_row<T>(grad, (const T*)a.grad + v * n, n);
-        dots_by_head<T>(&stored, 1, grad, heads, dim, r + 2 * heads);
+        dots_by_head<T>(&stored, 1, 1, 0, grad, heads, dim, r + 2 * heads);
     }
 
     template <class I> void prepare(const I* ids, const Segment& s) {
@@ -219,8 +222,7 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
         for (int64_t j0 = 0; j0 < s.count; j0 += few) {
             const T* const* ends = xs + s.at + j0;
             const int64_t count = least(few, s.count - j0);
-            for (int64_t j = count; j < least(count + few, s.ready - j0); ++j) prefetch(ends[j], n);
-            weights.make(ends, near, ends, grad, records + s.at + j0, count);
+            weights.make(ends, near, ends, grad, records + s.at + j0, count, s.ready - j0);
             accumulate_heads<T>({ends, weights.centred, nullptr, heads, count, count}, heads, dim, this->sum_own, by_near);
             if (!kRounded) continue;
             accumulate_heads<T>({ends, weights.weight, nullptr, heads, count, count}, heads, dim, this->sum_other, by_near);
@@ -271,9 +273,8 @@ template <class T, class Kind> struct PairBackwardSources : PairBackward<T, Kind
             const T *const *ends = ys + s.at + j0, *const *gs = grads + s.at + j0;
             const A* const* dst = records + s.at + j0;
             const int64_t count = least(few, s.count - j0);
-            for (int64_t j = count; j < least(count + few, s.ready - j0); ++j)
-                prefetch(ends[j], n), prefetch(gs[j], n), prefetch(dst[j], heads * 3);
-            weights.make(ends, near, gs, near, dst, count);
+            for (int64_t j = count; j < least(count + few, s.ready - j0); ++j) prefetch(dst[j], heads * 3);
+            weights.make(ends, near, gs, near, dst, count, s.ready - j0);
             accumulate_heads<T>({ends, weights.centred, nullptr, heads, count, count}, heads, dim, this->sum_own, by_near);
             accumulate_heads<T>({gs, weights.weight, nullptr, heads, count, count}, heads, dim, this->sum_other);
         }

@@ -12,7 +12,9 @@ EDGES, NODES, HEADS, DIM = 1 << 20, 256, 16, 4
 
 
 def attend(name, graph):
-    h, h_dst, attn = (torch.randn(*s).requires_grad_() for s in ((NODES, HEADS, DIM), (NODES, HEADS, DIM), (HEADS, DIM)))
+    h, h_dst, attn = (
+        torch.randn(*s).requires_grad_() for s in ((NODES, HEADS, DIM), (NODES, HEADS, DIM), (HEADS, DIM))
+    )
     rest = {
         "gat_attention": (h.sum(-1), h_dst.sum(-1)),
         "gatv2_attention": (h_dst, attn),

@@ -107,7 +107,9 @@ def test_bits_do_not_depend_on_threads():
             leaf = rows.clone().requires_grad_()
             pair = ak.gatv2_attention(graph, leaf, leaf, leaf[0])
             pair.sum().backward()
-            results.append((ak.spmm(graph, x, w, op="mul"), ak.gat_attention(graph, rows, x[:, :1], x[:, 1:2]), pair, leaf.grad))
+            results.append(
+                (ak.spmm(graph, x, w, op="mul"), ak.gat_attention(graph, rows, x[:, :1], x[:, 1:2]), pair, leaf.grad)
+            )
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
