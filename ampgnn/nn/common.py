@@ -64,6 +64,43 @@ def source_and_destination(feat: Tensor | tuple[Tensor, Tensor], graph, view: Gr
     return source, destination
 
 
+def attention_ends(layer, graph, feat) -> tuple[Graph, Tensor, Tensor, Tensor]:
+    """What an attention layer, ours or DGL's, computes its logits from.
+
+    Args:
+        layer: with ``fc`` for both ends, or ``fc_src`` and ``fc_dst``. feat: (N, *, in), or a pair.
+
+    Returns:
+        The kernels' view of the graph; projected features of the sources and of the destinations, (N, H, out), where H
+        holds the dimensions between too; the features (N, *, in) of the destinations.
+
+    Raises:
+        ValueError or dgl.DGLError: as ``check_in_degrees`` and ``source_and_destination``.
+    """
+    view = as_graph(graph)
+    if not layer._allow_zero_in_degree:
+        check_in_degrees(graph, view)
+    source, destination = source_and_destination(feat, graph, view)
+    pair = isinstance(feat, tuple)
+    if hasattr(layer, "feat_drop"):
+        source = layer.feat_drop(source)
+        destination = layer.feat_drop(destination) if pair else source[: view.num_dst]
+
+    def project(x: Tensor, name: str) -> Tensor:
+        fc = getattr(layer, name) if hasattr(layer, name) else layer.fc
+        return apply_linear(fc, x).flatten(1).unflatten(1, (-1, layer._out_feats))
+
+    h = project(source, "fc_src")
+    shared = not pair and getattr(layer, "share_weights", True)
+    h_dst = h[: view.num_dst] if shared else project(destination, "fc_dst").to(h.dtype)
+    return view, h, h_dst, destination
+
+
+def add_residual(layer, out: Tensor, destination: Tensor) -> Tensor:
+    """``out`` (N, *, H, out) and, where the layer has one, its projection of the destinations' features."""
+    return out if layer.res_fc is None else out + apply_linear(layer.res_fc, destination).view(out.shape).to(out.dtype)
+
+
 def apply_linear(fc: nn.Module, x: Tensor) -> Tensor:
     """``fc(x)``; a plain linear layer through the kernels' product, one that is hooked or replaced as it is."""
     hooks = fc._forward_hooks or fc._forward_pre_hooks or fc._backward_hooks or fc._backward_pre_hooks

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from ampgnn_kernels import dot_attention, edge_softmax, is_fused, sddmm, spmm
+from ampgnn_kernels import dot_attention, edge_softmax, sddmm, spmm
 from torch import nn
 
-from .common import apply_linear, as_graph, check_in_degrees, source_and_destination
+from .common import attention_ends
 
 
 def dotgat_forward(layer, graph, feat, get_attention: bool = False):
@@ -19,21 +19,14 @@ def dotgat_forward(layer, graph, feat, get_attention: bool = False):
     Returns:
         (N, H, out); logits and weights are float32, the projected features and the result in autocast's type.
     """
-    view = as_graph(graph)
-    if not layer._allow_zero_in_degree:
-        check_in_degrees(graph, view)
-    source, destination = source_and_destination(feat, graph, view)
-    heads = layer._num_heads, layer._out_feats
-    pair = isinstance(feat, tuple)
-    h = apply_linear(layer.fc_src if pair else layer.fc, source).view(-1, *heads)
-    h_dst = apply_linear(layer.fc_dst, destination).view(-1, *heads) if pair else h[: view.num_dst]
-    if not get_attention and is_fused("dot_attention", h.device):
-        return dot_attention(view, h, h_dst.to(h.dtype), layer._out_feats**-0.5)
+    view, h, h_dst, _ = attention_ends(layer, graph, feat)
+    if not get_attention:
+        return dot_attention(view, h, h_dst, layer._out_feats**-0.5)
     wide = torch.promote_types(h.dtype, torch.float32)
     logits = sddmm(view, "dot", h.to(wide), h_dst.to(wide)) / layer._out_feats**0.5
     weights = edge_softmax(view, logits)
     out = spmm(view, h, weights.to(h.dtype), op="mul")
-    return (out, weights.to(out.dtype)) if get_attention else out
+    return out, weights.to(out.dtype)
 
 
 class DotGatConv(nn.Module):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from ampgnn_kernels import edge_softmax, gat_attention, head_dot, sddmm, spmm
 from torch import Tensor, nn
 
-from .common import apply_linear, as_graph, check_in_degrees, passes_all, source_and_destination
+from .common import add_residual, attention_ends, passes_all
 
 
 def gat_forward(layer, graph, feat, edge_weight: Tensor | None = None, get_attention: bool = False):
@@ -21,22 +21,8 @@ def gat_forward(layer, graph, feat, edge_weight: Tensor | None = None, get_atten
     Returns:
         (N, *, H, out); the logits' halves are float32, the projected features and the result in autocast's type.
     """
-    view = as_graph(graph)
-    if not layer._allow_zero_in_degree:
-        check_in_degrees(graph, view)
-    source, destination = source_and_destination(feat, graph, view)
-    pair = isinstance(feat, tuple)
-    source = layer.feat_drop(source)
-    destination = layer.feat_drop(destination) if pair else source[: destination.shape[0]]
+    view, h, h_dst, destination = attention_ends(layer, graph, feat)
     heads = layer._num_heads, layer._out_feats
-    shape = *destination.shape[:-1], *heads
-
-    def project(x: Tensor, fc: nn.Module) -> Tensor:
-        return apply_linear(fc, x).view(x.shape[0], -1, layer._out_feats)  # dimensions between join the heads
-
-    separate = hasattr(layer, "fc_src")
-    h = project(source, layer.fc_src if separate else layer.fc)
-    h_dst = project(destination, layer.fc_dst if separate else layer.fc) if pair else h[: destination.shape[0]]
     copies = h.shape[1] // layer._num_heads
     a_l, a_r = (a.view(heads).repeat(copies, 1) for a in (layer.attn_l, layer.attn_r))
     el, er = head_dot(h, a_l), head_dot(h_dst, a_r)
@@ -49,10 +35,8 @@ def gat_forward(layer, graph, feat, edge_weight: Tensor | None = None, get_atten
         if edge_weight is not None:
             weights = weights * edge_weight.reshape(-1, 1, 1)
         out = spmm(view, h, weights.to(h.dtype), op="mul")
-    out = out.view(shape)
-    if layer.res_fc is not None:
-        residual = apply_linear(layer.res_fc, destination)
-        out = out + residual.view(*shape[:-2], -1, layer._out_feats).to(out.dtype)
+    shape = *destination.shape[:-1], *heads
+    out = add_residual(layer, out.view(shape), destination)
     if layer.bias is not None:
         out = out + layer.bias.view(heads).to(out.dtype)
     if layer.activation is F.elu and layer.bias is not None:

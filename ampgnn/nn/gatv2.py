@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from ampgnn_kernels import edge_softmax, gatv2_attention, head_dot, is_fused, sddmm, spmm
+from ampgnn_kernels import edge_softmax, gatv2_attention, head_dot, sddmm, spmm
 from torch import nn
 
-from .common import apply_linear, as_graph, check_in_degrees, passes_all, source_and_destination
+from .common import add_residual, attention_ends, passes_all
 
 
 def gatv2_forward(layer, graph, feat, get_attention: bool = False):
@@ -19,26 +19,15 @@ def gatv2_forward(layer, graph, feat, get_attention: bool = False):
     Returns:
         (N, H, out); logits and weights are float32, the projected features and the result in autocast's type.
     """
-    view = as_graph(graph)
-    if not layer._allow_zero_in_degree:
-        check_in_degrees(graph, view)
-    source, destination = source_and_destination(feat, graph, view)
-    source = layer.feat_drop(source)
-    pair = isinstance(feat, tuple)
-    destination = layer.feat_drop(destination) if pair else source[: destination.shape[0]]
-    heads = layer._num_heads, layer._out_feats
-    h = apply_linear(layer.fc_src, source).view(-1, *heads)
-    shared = layer.share_weights and not pair
-    h_dst = h[: view.num_dst] if shared else apply_linear(layer.fc_dst, destination).view(-1, *heads)
-    ordinary = passes_all(layer.attn_drop) and type(layer.leaky_relu) is nn.LeakyReLU
-    if ordinary and not get_attention and is_fused("gatv2_attention", h.device):
-        out = gatv2_attention(view, h, h_dst.to(h.dtype), layer.attn.view(heads), layer.leaky_relu.negative_slope)
+    view, h, h_dst, destination = attention_ends(layer, graph, feat)
+    attn = layer.attn.view(layer._num_heads, layer._out_feats)
+    if passes_all(layer.attn_drop) and type(layer.leaky_relu) is nn.LeakyReLU and not get_attention:
+        out = gatv2_attention(view, h, h_dst, attn, layer.leaky_relu.negative_slope)
     else:
-        logits = head_dot(layer.leaky_relu(sddmm(view, "add", h, h_dst)), layer.attn.view(heads))
+        logits = head_dot(layer.leaky_relu(sddmm(view, "add", h, h_dst)), attn)
         weights = layer.attn_drop(edge_softmax(view, logits).unsqueeze(-1))
         out = spmm(view, h, weights.to(h.dtype), op="mul")
-    if layer.res_fc is not None:
-        out = out + apply_linear(layer.res_fc, destination).view(view.num_dst, -1, layer._out_feats).to(out.dtype)
+    out = add_residual(layer, out, destination)
     if layer.activation:
         out = layer.activation(out)
     return (out, weights.to(out.dtype)) if get_attention else out

@@ -6,7 +6,7 @@ Sums, softmax and dot products are made in float32 (float64 for float64) and sto
 import torch  # noqa: F401  (first: the native module shares torch's OpenMP)
 
 from ._C import isa, set_isa, supported_isas
-from .functional import dot_attention, edge_softmax, gat_attention, gatv2_attention, is_fused, sddmm, spmm
+from .functional import dot_attention, edge_softmax, gat_attention, gatv2_attention, sddmm, spmm
 from .graph import Compressed, Graph
 from .linear import head_dot, linear, segment_linear
 
@@ -18,7 +18,6 @@ __all__ = [
     "gat_attention",
     "gatv2_attention",
     "head_dot",
-    "is_fused",
     "isa",
     "linear",
     "sddmm",

@@ -15,8 +15,8 @@ SPMM_OPS = {"copy_u": 0, "copy_e": 1, "add": 2, "sub": 3, "mul": 4, "div": 5}
 SDDMM_OPS = {"copy_lhs": 0, "copy_rhs": 1, "add": 2, "sub": 3, "mul": 4, "div": 5, "dot": 6}
 REDUCES = {"sum": 0, "mean": 1, "max": 2, "min": 3}
 TARGETS = {"u": 0, "v": 1, "e": 2}
-# Ranges of rows whose partial gradients of the attention's destinations are added up in order: a function of the
-# graph alone, so that the result does not depend on the number of threads.
+# Shares of the rows whose parts of a gradient that rows have in common are added up in order: a function of the graph
+# alone, so that the result does not depend on the number of threads.
 EDGES_PER_PART, MAX_PARTS = 1 << 14, 8
 
 # A forked child has the parent's OpenMP pool without its threads and would wait for them forever, in torch's own
@@ -43,6 +43,10 @@ def _rows(indptr: Tensor, indices: Tensor, eids: Tensor | None, cols: int) -> tu
         indices.shape[0],
         indices.dtype == torch.int64,
     )
+
+
+def _parts(indices: Tensor) -> int:
+    return max(1, min(MAX_PARTS, indices.shape[0] // EDGES_PER_PART))
 
 
 def _width(t: Tensor | None) -> int:
@@ -148,7 +152,7 @@ def gat_attention(indptr, indices, h, el, er, negative_slope) -> tuple[Tensor, T
 def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, grad, negative_slope):
     h, el, grad = h.contiguous(), el.contiguous(), grad.contiguous()
     heads, dim = h.shape[1:]
-    parts = max(1, min(MAX_PARTS, rindices.shape[0] // EDGES_PER_PART))
+    parts = _parts(rindices)
     delta, grad_h, grad_el = er.new_empty(er.shape), torch.empty_like(h), torch.empty_like(el)
     sums = er.new_zeros((parts, *er.shape, 3))
     threads = torch.get_num_threads()
@@ -170,6 +174,62 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
         threads,
     )
     return grad_h, grad_el, grad_er - error * slopes
+
+
+def gatv2_attention(indptr, indices, h, h_dst, attn, negative_slope) -> tuple[Tensor, Tensor, Tensor]:
+    return _pair_attention(indptr, indices, h, h_dst, attn.to(accumulator(h.dtype)), False, negative_slope)
+
+
+def gatv2_attention_backward(
+    indptr, indices, rindptr, rindices, h, h_dst, attn, out, largest, total, grad, negative_slope
+) -> tuple[Tensor, Tensor, Tensor]:
+    graph, parts = (indptr, indices, rindptr, rindices), _parts(indices)
+    grad_attn = h.new_zeros((parts, *attn.shape), dtype=torch.float64)
+    kept = attn.to(accumulator(h.dtype)), out, largest, total, grad
+    grads = _pair_attention_backward(*graph, h, h_dst, *kept, False, negative_slope, grad_attn, parts)
+    return *grads, grad_attn.sum(0).to(attn.dtype)
+
+
+def dot_attention(indptr, indices, h, h_dst, scale) -> tuple[Tensor, Tensor, Tensor]:
+    return _pair_attention(indptr, indices, h, h_dst, _scales(h, scale), True, 0.0)
+
+
+def dot_attention_backward(
+    indptr, indices, rindptr, rindices, h, h_dst, out, largest, total, grad, scale
+) -> tuple[Tensor, Tensor]:
+    graph, kept = (indptr, indices, rindptr, rindices), (_scales(h, scale), out, largest, total, grad)
+    return _pair_attention_backward(*graph, h, h_dst, *kept, True, 0.0, None, 0)
+
+
+def _scales(h: Tensor, scale: float) -> Tensor:
+    return h.new_full(h.shape[1:], scale, dtype=accumulator(h.dtype))
+
+
+def _pair_attention(indptr, indices, h, h_dst, factor, product, negative_slope):
+    h, h_dst, factor = h.contiguous(), h_dst.contiguous(), factor.contiguous()
+    out = torch.empty_like(h_dst)
+    largest, total = (factor.new_empty(h_dst.shape[:2]) for _ in range(2))
+    at, ends, _, *sizes = _rows(indptr, indices, None, h.shape[0])
+    _C.pair_attention(
+        *(at, ends, *sizes, DTYPES[h.dtype], *h.shape[1:], product, negative_slope, factor.data_ptr(), h.data_ptr()),
+        *(h_dst.data_ptr(), out.data_ptr(), largest.data_ptr(), total.data_ptr(), torch.get_num_threads()),
+    )
+    return out, largest, total
+
+
+def _pair_attention_backward(
+    indptr, indices, rindptr, rindices, h, h_dst, factor, out, largest, total, grad, product, slope, grad_factor, parts
+) -> tuple[Tensor, Tensor]:
+    h, h_dst, factor, out, grad = (t.contiguous() for t in (h, h_dst, factor, out, grad))
+    grad_h, grad_h_dst = torch.empty_like(h), torch.empty_like(h_dst)
+    of_destinations = total.new_empty((total.shape[0], 3, total.shape[1]))
+    at, ends, _, *sizes = _rows(indptr, indices, None, h.shape[0])
+    _C.pair_attention_backward(
+        *(at, ends, *sizes, rindptr.data_ptr(), rindices.data_ptr(), DTYPES[h.dtype], *h.shape[1:], product, slope),
+        *(t.data_ptr() for t in (factor, h, h_dst, out, largest, total, grad, of_destinations, grad_h, grad_h_dst)),
+        *(_address(grad_factor), parts, torch.get_num_threads()),
+    )
+    return grad_h, grad_h_dst
 
 
 def arg_scatter(indptr, indices, eids, grad, arg, target, rows) -> Tensor:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from .cpu import DTYPES, REDUCES, SDDMM_OPS, SPMM_OPS, TARGETS, accumulator
 from .graph import Graph
-from .linear import head_dot
 from .ops import _ops
 from .transforms import call
 
@@ -137,7 +136,7 @@ def gat_attention(graph: Graph, h: Tensor, el: Tensor, er: Tensor, negative_slop
 
 
 def gatv2_attention(graph: Graph, h: Tensor, h_dst: Tensor, attn: Tensor, negative_slope: float = 0.2) -> Tensor:
-    """Graph attention with dynamic logits (Brody et al., 2022, eq. 7): fused where the device has a kernel for it.
+    """Graph attention with dynamic logits (Brody et al., 2022, eq. 7), without any tensor per edge.
 
     ``out[v] = Σ over edges (u, v) of a[u, v] h[u]``, ``a`` the softmax over v's edges of
     ``attn · leaky_relu(h[u] + h_dst[v], negative_slope)``, in float32 (float64 for float64) until it is stored.
@@ -155,37 +154,20 @@ def gatv2_attention(graph: Graph, h: Tensor, h_dst: Tensor, attn: Tensor, negati
     _check_ends(graph, h, h_dst)
     if attn.shape != h.shape[1:]:
         raise ValueError(f"attn must have shape {tuple(h.shape[1:])}, got {tuple(attn.shape)}")
-    if is_fused("gatv2_attention", h.device):
-        grad = _needs_grad(h, h_dst, attn)
-        return call(_ops.gatv2_attention.default, *_ends(graph, grad), h, h_dst, attn, negative_slope, grad=grad)[0]
-    wide = accumulator(h.dtype)
-    pairs = torch.nn.functional.leaky_relu(sddmm(graph, "add", h.to(wide), h_dst.to(wide)), negative_slope)
-    return _composed_attention(graph, h, head_dot(pairs, attn))
+    grad = _needs_grad(h, h_dst, attn)
+    return call(_ops.gatv2_attention.default, *_ends(graph, grad), h, h_dst, attn, negative_slope, grad=grad)[0]
 
 
 def dot_attention(graph: Graph, h: Tensor, h_dst: Tensor, scale: float) -> Tensor:
-    """Graph attention with dot products for logits: fused where the device has a kernel for it.
+    """Graph attention with dot products for logits, without any tensor per edge.
 
     ``out[v] = Σ over edges (u, v) of a[u, v] h[u]``, ``a`` the softmax over v's edges of ``scale * h[u] · h_dst[v]``.
 
     Args, returns and raises: as ``gatv2_attention``.
     """
     _check_ends(graph, h, h_dst)
-    if is_fused("dot_attention", h.device):
-        grad = _needs_grad(h, h_dst)
-        return call(_ops.dot_attention.default, *_ends(graph, grad), h, h_dst, scale, grad=grad)[0]
-    wide = accumulator(h.dtype)
-    return _composed_attention(graph, h, sddmm(graph, "dot", h.to(wide), h_dst.to(wide)).squeeze(-1) * scale)
-
-
-def _composed_attention(graph: Graph, h: Tensor, logits: Tensor) -> Tensor:
-    return spmm(graph, h, edge_softmax(graph, logits).unsqueeze(-1), op="mul").to(h.dtype)
-
-
-@torch.compiler.assume_constant_result
-def is_fused(name: str, device: torch.device) -> bool:
-    """Whether the operator ``name`` has a kernel of its own for the device."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"ampgnn::{name}", device.type.upper())
+    grad = _needs_grad(h, h_dst)
+    return call(_ops.dot_attention.default, *_ends(graph, grad), h, h_dst, scale, grad=grad)[0]
 
 
 def _ends(graph: Graph, both: bool) -> tuple:

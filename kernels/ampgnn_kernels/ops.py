@@ -79,6 +79,14 @@ def _cpu_gat_attention_backward(indptr, indices, *rest):
     return cpu.gat_attention_backward(*rest)
 
 
+def _cpu_gatv2_attention(indptr, indices, rindptr, rindices, *rest):
+    return cpu.gatv2_attention(indptr, indices, *rest)
+
+
+def _cpu_dot_attention(indptr, indices, rindptr, rindices, *rest):
+    return cpu.dot_attention(indptr, indices, *rest)
+
+
 def _cpu_arg_scatter(indptr, indices, eids, rindptr, rindices, reids, *rest):
     return cpu.arg_scatter(indptr, indices, eids, *rest)
 
@@ -99,11 +107,13 @@ for _name, _function in {
     "edge_softmax_backward": cpu.edge_softmax_backward,
     "gat_attention": _cpu_gat_attention,
     "gat_attention_backward": _cpu_gat_attention_backward,
+    "gatv2_attention": _cpu_gatv2_attention,
+    "gatv2_attention_backward": cpu.gatv2_attention_backward,
+    "dot_attention": _cpu_dot_attention,
+    "dot_attention_backward": cpu.dot_attention_backward,
     "arg_scatter": _cpu_arg_scatter,
 }.items():
     _lib.impl(_name, _function, "CPU")
-    _lib.impl(_name, _on_gpu(_name), "CUDA")
-for _name in ("gatv2_attention", "gatv2_attention_backward", "dot_attention", "dot_attention_backward"):
     _lib.impl(_name, _on_gpu(_name), "CUDA")
 
 

@@ -1,4 +1,4 @@
-// acc[c] += sum over a block of entries of weight * x[c]: the inner loop of spmm and of attention.
+// acc[c] += sum over a block of entries of weight * f(x[c], c): the inner loop of spmm and of attention.
 #pragma once
 #include "segments.h"
 
@@ -17,10 +17,13 @@ template <class T> struct Block {
     int64_t ready;  // entries of x that may be prefetched, count or more
 };
 
+struct AsItIs { template <class V> V operator()(V x, int64_t) const { return x; } };
+
 // NV vectors of columns from `col`; the last holds `tail` columns where Tail. The block's terms are added up before
-// they meet acc, so that a hub's sum of n terms errs by about kBlock + n / kBlock roundings, not n.
-template <class T, Weight M, int NV, bool Tail>
-void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc) {
+// they meet acc, so that a hub's sum of n terms errs by about kBlock + n / kBlock roundings, not n. f is given whole
+// vectors, the last one's with zeros behind the tail.
+template <class T, Weight M, int NV, bool Tail, class F>
+void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc, const F& f) {
     using A = Acc<T>;
     using Int = typename Traits<A>::Int;
     constexpr int W = kLanes<A>;
@@ -41,7 +44,7 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
 #pragma GCC unroll 16
         for (int i = 0; i < NV; ++i) {
             const bool partial = Tail && i == NV - 1;
-            const Vec<A> value = partial ? load_n(x + i * W, tail) : load(x + i * W);
+            const Vec<A> value = f(partial ? load_n(x + i * W, tail) : load(x + i * W), col + i * W);
             if (M == Weight::none) sum[i] += value;
             if (M == Weight::scalar) sum[i] += value * w[0];
             if (M == Weight::per_vector) sum[i] += value * w[wi[i]];
@@ -55,28 +58,29 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
     for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
 }
 
-template <class T, Weight M, int NV>
-void accumulate_some(const Block<T>& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc) {
-    if (tail) accumulate_columns<T, M, NV, true>(b, col, per_weight, tail, acc);
-    else accumulate_columns<T, M, NV, false>(b, col, per_weight, 0, acc);
+template <class T, Weight M, int NV, class F>
+void accumulate_some(const Block<T>& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc, const F& f) {
+    if (tail) accumulate_columns<T, M, NV, true>(b, col, per_weight, tail, acc, f);
+    else accumulate_columns<T, M, NV, false>(b, col, per_weight, 0, acc, f);
 }
 
 // All of the columns [0, n). acc has room for whole vectors. per_weight: columns that share a weight (per_vector: a
 // multiple of the vector).
-template <class T, Weight M> void accumulate(const Block<T>& b, int64_t n, int64_t per_weight, Acc<T>* acc) {
+template <class T, Weight M, class F = AsItIs>
+void accumulate(const Block<T>& b, int64_t n, int64_t per_weight, Acc<T>* acc, const F& f = {}) {
     constexpr int W = kLanes<Acc<T>>;
     int64_t col = 0;
     if (M != Weight::shuffled)  // which needs a register more for each vector
-        for (; col + 16 * W <= n; col += 16 * W) accumulate_columns<T, M, 16, false>(b, col, per_weight, 0, acc);
-    for (; col + 8 * W <= n; col += 8 * W) accumulate_columns<T, M, 8, false>(b, col, per_weight, 0, acc);
+        for (; col + 16 * W <= n; col += 16 * W) accumulate_columns<T, M, 16, false>(b, col, per_weight, 0, acc, f);
+    for (; col + 8 * W <= n; col += 8 * W) accumulate_columns<T, M, 8, false>(b, col, per_weight, 0, acc, f);
     while (col < n) {
         const int64_t vectors = least((n - col + W - 1) / W, int64_t(4));
         const int tail = int(n - col >= vectors * W ? 0 : (n - col) % W);
         switch (vectors) {
-            case 4: accumulate_some<T, M, 4>(b, col, per_weight, tail, acc); break;
-            case 3: accumulate_some<T, M, 3>(b, col, per_weight, tail, acc); break;
-            case 2: accumulate_some<T, M, 2>(b, col, per_weight, tail, acc); break;
-            default: accumulate_some<T, M, 1>(b, col, per_weight, tail, acc);
+            case 4: accumulate_some<T, M, 4>(b, col, per_weight, tail, acc, f); break;
+            case 3: accumulate_some<T, M, 3>(b, col, per_weight, tail, acc, f); break;
+            case 2: accumulate_some<T, M, 2>(b, col, per_weight, tail, acc, f); break;
+            default: accumulate_some<T, M, 1>(b, col, per_weight, tail, acc, f);
         }
         col += vectors * W;
     }
@@ -84,16 +88,18 @@ template <class T, Weight M> void accumulate(const Block<T>& b, int64_t n, int64
 
 // Weights w (count, heads) on features (heads, dim). Reads a whole vector from each entry's weights on; acc takes
 // whole vectors.
-template <class T> void accumulate_heads(const Block<T>& b, int64_t heads, int64_t dim, Acc<T>* acc) {
+template <class T, class F = AsItIs>
+void accumulate_heads(const Block<T>& b, int64_t heads, int64_t dim, Acc<T>* acc, const F& f = {}) {
     constexpr int64_t W = kLanes<Acc<T>>;
-    if (heads == 1) return accumulate<T, Weight::scalar>(b, dim, dim, acc);
-    if (dim % W == 0) return accumulate<T, Weight::per_vector>(b, heads * dim, dim, acc);
-    if (heads <= W) return accumulate<T, Weight::shuffled>(b, heads * dim, dim, acc);
+    if (heads == 1) return accumulate<T, Weight::scalar>(b, dim, dim, acc, f);
+    if (dim % W == 0) return accumulate<T, Weight::per_vector>(b, heads * dim, dim, acc, f);
+    if (heads <= W) return accumulate<T, Weight::shuffled>(b, heads * dim, dim, acc, f);
     Scratch<const T*> x(b.ready);
     for (int64_t h = 0; h < heads; h += W) {
         for (int64_t k = 0; k < b.ready; ++k) x[k] = b.x[k] + h * dim;
         const int64_t some = least(W, heads - h);
-        accumulate<T, Weight::shuffled>({x, b.w + h, nullptr, b.w_stride, b.count, b.ready}, some * dim, dim, acc + h * dim);
+        accumulate<T, Weight::shuffled>({x, b.w + h, nullptr, b.w_stride, b.count, b.ready}, some * dim, dim, acc + h * dim,
+                                        [&](auto v, int64_t col) { return f(v, h * dim + col); });
     }
 }
 

@@ -94,6 +94,28 @@ struct AttentionArgs {
     int threads;
 };
 
+// GATv2 and dot-product attention. factor, max, sum, dst are float, double where dtype is f64.
+struct PairArgs {
+    Rows g;  // rows are destinations; for the sources' gradient sources
+    DType dtype;
+    int64_t heads, dim;
+    bool product;           // dot products, else GATv2
+    double negative_slope;  // GATv2
+    const void* factor;     // (heads, dim): GATv2's vector, or the scale of dot products everywhere
+    const void* h;          // (num_src, heads, dim)
+    const void* h_dst;      // (num_dst, heads, dim)
+    void* out;              // (num_dst, heads, dim)
+    void* max;              // (num_dst, heads): largest logit of a destination
+    void* sum;              // (num_dst, heads): sum of exp(logit - max)
+    const void* grad;       // backward: gradient of out
+    void* dst;              // backward, from destinations to sources: (num_dst, 3, heads), max, 1 / sum, mean of grad . h
+    void* grad_h_dst;
+    void* grad_h;
+    void* grad_factor;  // backward: (parts, heads, dim) double, zeroed, the caller adds them up in order; or null
+    int64_t parts;      // 0 where grad_factor is null
+    int threads;
+};
+
 // out[target(arg[r, f]), f] += grad[r, f], in fp32; target: the source (indices) or the edge id (eids) of an entry.
 struct ArgScatterArgs {
     Rows g;
@@ -124,6 +146,9 @@ struct Kernels {
     void (*attention)(const AttentionArgs&);
     void (*attention_backward)(const AttentionArgs&);
     void (*correct_grad_el)(const AttentionArgs&);
+    void (*pair_attention)(const PairArgs&);
+    void (*pair_backward_destinations)(const PairArgs&);
+    void (*pair_backward_sources)(const PairArgs&);
     void (*arg_scatter)(const ArgScatterArgs&);
     void (*row_dot)(const RowDotArgs&);
 };

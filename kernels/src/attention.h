@@ -94,7 +94,7 @@ template <class A> struct Weights {
         }
         const Vec<A> one = splat(A(1)), negative = splat(A(args.negative_slope));
         for (int64_t i = 0; i < n; i += kLanes<A>) {
-            const Vec<A> x = load(logits + i), s = x >= 0 ? one : negative;
+            const Vec<A> x = load(logits + i), s = x > 0 ? one : negative;
             store(slope + first + i, s);
             store(weight + first + i, exp_difference(x * s, load(max + i)) * load(inverse + i));
         }

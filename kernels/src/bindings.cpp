@@ -83,6 +83,33 @@ void correct_grad_el(Address indptr, Address indices, int64_t rows, int64_t cols
     kernels().correct_grad_el(a);
 }
 
+void pair_attention(Address indptr, Address indices, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int64_t heads,
+                    int64_t dim, bool product, double negative_slope, Address factor, Address h, Address h_dst, Address out,
+                    Address max, Address sum, int threads) {
+    PairArgs a{};
+    a.g = rows_of(indptr, indices, 0, rows, cols, nnz, wide);
+    a.dtype = DType(dtype), a.heads = heads, a.dim = dim, a.product = product, a.negative_slope = negative_slope;
+    a.factor = at(factor), a.h = at(h), a.h_dst = at(h_dst), a.out = at(out), a.max = at(max), a.sum = at(sum);
+    a.threads = threads;
+    kernels().pair_attention(a);
+}
+
+// rindptr, rindices: the edges grouped by source, `cols` of them.
+void pair_attention_backward(Address indptr, Address indices, int64_t rows, int64_t cols, int64_t nnz, bool wide, Address rindptr,
+                             Address rindices, int dtype, int64_t heads, int64_t dim, bool product, double negative_slope,
+                             Address factor, Address h, Address h_dst, Address out, Address max, Address sum, Address grad,
+                             Address dst, Address grad_h, Address grad_h_dst, Address grad_factor, int64_t parts, int threads) {
+    PairArgs a{};
+    a.g = rows_of(indptr, indices, 0, rows, cols, nnz, wide);
+    a.dtype = DType(dtype), a.heads = heads, a.dim = dim, a.product = product, a.negative_slope = negative_slope;
+    a.factor = at(factor), a.h = at(h), a.h_dst = at(h_dst), a.out = at(out), a.max = at(max), a.sum = at(sum);
+    a.grad = at(grad), a.dst = at(dst), a.grad_h = at(grad_h), a.grad_h_dst = at(grad_h_dst);
+    a.grad_factor = at(grad_factor), a.parts = parts, a.threads = threads;
+    kernels().pair_backward_destinations(a);
+    a.g = rows_of(rindptr, rindices, 0, cols, rows, nnz, wide);
+    kernels().pair_backward_sources(a);
+}
+
 void arg_scatter(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int target,
                  int64_t width, Address grad, Address arg, Address out, int64_t out_rows, int threads) {
     kernels().arg_scatter({rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), Target(target), width, at(grad),
@@ -134,6 +161,8 @@ NB_MODULE(_C, m) {
     m.def("attention", &attention, Unlocked());
     m.def("attention_backward", &attention_backward, Unlocked());
     m.def("correct_grad_el", &correct_grad_el, Unlocked());
+    m.def("pair_attention", &pair_attention, Unlocked());
+    m.def("pair_attention_backward", &pair_attention_backward, Unlocked());
     m.def("arg_scatter", &arg_scatter, Unlocked());
     m.def("row_dot", &row_dot, Unlocked());
     m.def("find_bad_edge", &find_bad_edge, Unlocked());

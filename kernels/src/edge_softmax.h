@@ -49,18 +49,24 @@ template <class A> inline void max_heads(const A* x, int64_t count, int64_t head
         for (int64_t h = 0; h < heads; ++h) take_max(x[i + h], max[h]);
 }
 
+// sum[h] += the sum of e[:, h]. Reads a whole vector from each entry's e on, and from sum.
 template <class A> inline void sum_heads(const A* e, int64_t count, int64_t heads, double* sum) {
+    constexpr int W = kLanes<double>;
     if (heads == 1) {
-        double part[8] = {};
+        VecD part = {};
         int64_t j = 0;
-        for (; j + 8 <= count; j += 8)
-            for (int q = 0; q < 8; ++q) part[q] += e[j + q];
-        for (; j < count; ++j) part[j & 7] += e[j];
-        sum[0] += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+        for (; j + W <= count; j += W) part += load_double(e + j);
+        sum[0] += lanes_sum<double>(part);
+        for (; j < count; ++j) sum[0] += e[j];
         return;
     }
-    for (int64_t j = 0; j < count; ++j)
-        for (int64_t h = 0; h < heads; ++h) sum[h] += e[j * heads + h];
+    for (int64_t h = 0; h < heads; h += W) {
+        VecD total = load(sum + h);
+        for (int64_t j = 0; j < count; ++j) total += load_double(e + j * heads + h);
+        const int c = int(least(int64_t(W), heads - h));
+        if (c == W) store(sum + h, total);
+        else store_n(sum + h, total, c);
+    }
 }
 
 template <class A> inline void scale_heads(A* x, const A* factor, int64_t count, int64_t heads) {

@@ -16,6 +16,19 @@ def random_graph(num_src, num_dst, edges, idtype=torch.int32, seed=0):
     return Graph.from_coo(src, dst, num_src, num_dst)
 
 
+def star(degree, idtype=torch.int32):
+    """`degree` sources into one destination."""
+    return Graph.from_coo(torch.arange(degree, dtype=idtype), torch.zeros(degree, dtype=idtype), degree, 1)
+
+
+def with_hub(num_src, num_dst, edges, idtype=torch.int32, seed=0):
+    """A random graph whose first destination and first source have 700 edges more, and whose last ones have none."""
+    src, dst = random_graph(num_src, num_dst, edges, idtype, seed).coo()
+    zeros, others = torch.zeros(700, dtype=idtype), torch.arange(700, dtype=idtype)
+    src, dst = torch.cat((src, others % num_src, zeros)), torch.cat((dst, zeros, others % num_dst))
+    return Graph.from_coo(src, dst, num_src + 3, num_dst + 3)
+
+
 def features(*shape, dtype, seed=0, low=None):
     r = torch.Generator().manual_seed(seed)
     t = torch.randn(*shape, generator=r, dtype=torch.float64)

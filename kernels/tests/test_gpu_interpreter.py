@@ -21,6 +21,7 @@ from support import (
     features,
     gradients,
     random_graph,
+    star,
 )
 
 pytest.importorskip("triton", reason="the GPU kernels are written in Triton")
@@ -170,10 +171,6 @@ def test_pair_attention(name, heads, dim, dtype):
 
 
 # ---- what must hold beyond the error bounds (numerics.md)
-
-
-def star(degree):
-    return Graph.from_coo(torch.arange(degree), torch.zeros(degree, dtype=torch.int64), degree, 1)
 
 
 def test_mean_of_large_float16_values_is_finite():

@@ -4,14 +4,9 @@ import ampgnn_kernels as ak
 import pytest
 import torch
 from ampgnn_kernels import Graph
-from support import DTYPES, IDTYPES, features, random_graph
+from support import DTYPES, IDTYPES, features, random_graph, star
 
 HALVES = [torch.float16, torch.bfloat16]
-
-
-def star(degree, idtype=torch.int32):
-    """`degree` sources into one destination."""
-    return Graph.from_coo(torch.arange(degree, dtype=idtype), torch.zeros(degree, dtype=idtype), degree, 1)
 
 
 def test_mean_of_large_float16_values_is_finite():
@@ -104,6 +99,14 @@ def test_degenerate_graphs(idtype, nodes, edges):
     out = ak.gat_attention(graph, h, torch.zeros(num_src, 2), torch.zeros(num_dst, 2))
     out.sum().backward()
     assert out.shape == (num_dst, 2, 3) and not out.isnan().any()
+    h_dst = torch.ones(num_dst, 2, 3, dtype=torch.bfloat16, requires_grad=True)
+    attn = torch.ones(2, 3, requires_grad=True)
+    for out in (ak.gatv2_attention(graph, h, h_dst, attn), ak.dot_attention(graph, h, h_dst, 1.0)):
+        h.grad = None
+        out.sum().backward()
+        assert torch.equal(out, torch.where(graph.in_degrees()[:, None, None] > 0, torch.ones_like(out), 0))
+        assert h.grad.float().sum() == 6 * (graph.in_degrees() > 0).sum() and not h_dst.grad.any()
+    assert not attn.grad.any()
 
 
 def test_a_hub_of_a_million_edges():
@@ -117,12 +120,76 @@ def test_a_hub_of_a_million_edges():
     assert ((got - want).abs() <= want * 2.0**-19).all()
 
 
+@pytest.mark.parametrize("order", ["any", "rises", "falls"])
+def test_attention_of_a_hub_of_a_million_edges(order):
+    """Logits that rise move the base of a softmax that is made in one pass at every step."""
+    degree = 1_000_000
+    h = features(degree, 1, 2, dtype=torch.float32)
+    if order != "any":
+        h[..., 0] = h[..., 0].sort(0, descending=order == "falls").values
+    y = torch.tensor([[[4.0, 0.0]]]).requires_grad_()
+    out = ak.dot_attention(star(degree), h, y, 1.0)
+    out[0, 0, 1].backward()
+    wide, y64 = h.double()[:, 0], y.detach().double().requires_grad_()
+    want = (wide @ y64.view(2)).softmax(0) @ wide
+    want[1].backward()
+    assert torch.allclose(out.view(2).double(), want, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(y.grad.double(), y64.grad, rtol=1e-3, atol=1e-4)
+
+
+def pair_attentions(graph, h, h_dst, attn):
+    """GATv2's and that of dot products, of the same rows."""
+    return ak.gatv2_attention(graph, h, h_dst, attn), ak.dot_attention(graph, h, h_dst, 0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_attention_keeps_nan_and_inf_in_their_row_and_head(dtype, value):
+    graph = Graph.from_coo(torch.tensor([0, 1, 2, 1, 3]), torch.tensor([0, 0, 1, 1, 2]), 4, 4)
+    for dim in (1, 5, 19):
+        h, h_dst = (features(4, 3, dim, dtype=dtype, seed=s).abs().requires_grad_() for s in (0, 1))
+        attn = torch.rand(3, dim).requires_grad_()
+        with torch.no_grad():
+            h[0, 1, -1] = value
+        for out in pair_attentions(graph, h, h_dst, attn):
+            bad = torch.zeros(4, 3, 1, dtype=torch.bool)
+            bad[0, 1] = True  # where a row's largest logit is inf no weight is a number
+            assert torch.equal(out.isnan(), bad.expand_as(out)) and not out[3].any()
+            grads = torch.autograd.grad(out.sum(), (h, h_dst), retain_graph=True)
+            assert torch.equal(grads[1].isnan(), bad.expand_as(out))
+            bad[:2, 1] = True  # sources of that destination
+            assert torch.equal(grads[0].isnan(), bad.expand_as(out))
+
+
+def test_attention_with_logits_of_minus_infinity():
+    """They weigh nothing, in the first of a row's blocks too; a row of nothing else has no softmax."""
+    h = torch.full((600, 1, 1), -torch.inf)
+    h[400:403, 0, 0] = torch.tensor([0.0, 0.1, 0.5])
+    h = torch.cat((h.clamp(min=-1e38), torch.arange(600.0)[:, None, None]), -1)  # a weight of 0 times inf is NaN
+    out = ak.dot_attention(star(600), h, torch.tensor([[[3e38, 0.0]]]), 1.0)
+    assert out[0, 0, 1] == 402
+    alone = Graph.from_coo(torch.tensor([0, 1]), torch.tensor([0, 0]), 2, 1)
+    assert ak.dot_attention(alone, torch.full((2, 1, 1), -torch.inf), torch.ones(1, 1, 1), 1.0).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_beyond_float16_give_finite_weights(dtype):
+    h = torch.full((10, 1, 2), 600.0, dtype=dtype)
+    for out in pair_attentions(star(10), h, h[:1], torch.full((1, 2), 600.0)):
+        assert torch.equal(out, h[:1])
+
+
 def test_non_contiguous_and_expanded_features():
     graph = random_graph(20, 20, 100)
     x = features(40, 12, dtype=torch.float32)[::2, ::2]
     assert torch.equal(ak.spmm(graph, x, op="copy_u"), ak.spmm(graph, x.contiguous(), op="copy_u"))
     w = torch.ones(1, 1).expand(100, 1)
     assert torch.equal(ak.spmm(graph, x, w, op="mul"), ak.spmm(graph, x, op="copy_u"))
+    h = features(20, 5, 6, dtype=torch.float32).transpose(1, 2).requires_grad_()
+    for a, b in zip(*(pair_attentions(graph, t, t, t[0]) for t in (h, h.contiguous())), strict=True):
+        expanded = torch.ones(1, 1, 1).expand_as(a)
+        grads = [torch.autograd.grad(out, h, g)[0] for out, g in ((a, expanded), (b, expanded.clone()))]
+        assert torch.equal(a, b) and torch.equal(*grads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -140,6 +207,7 @@ def test_same_bits_for_any_number_of_threads(dtype):
             ak.spmm(graph, leaves[0], op="copy_u", reduce="max"),
             ak.edge_softmax(graph, leaves[1]),
             ak.gat_attention(graph, leaves[0], *leaves[2:]),
+            *pair_attentions(graph, leaves[0], leaves[0][:2000], leaves[0][0]),
         ]
         torch.autograd.backward(outs, [torch.ones_like(o) for o in outs])
         return outs + [t.grad for t in leaves]
@@ -166,6 +234,10 @@ def test_bad_input_is_named():
         (lambda: ak.spmm(graph, x.to("meta"), op="copy_u"), ValueError, "x is on meta, the graph on cpu"),
         (lambda: ak.sddmm(graph, "dot", x, torch.ones(4, 2)), ValueError, "dot needs an equal last dimension"),
         (lambda: ak.gat_attention(graph, x, x, x), ValueError, "h must have shape"),
+        (lambda: ak.dot_attention(graph, x, x[:4], 1.0), ValueError, "h and h_dst must have shape"),
+        (lambda: ak.dot_attention(graph, x[None], x, 1.0), ValueError, "h must have 5 rows"),
+        (lambda: pair_attentions(graph, x[:, None], x[:4, None], x), ValueError, r"attn must have shape \(1, 3\)"),
+        (lambda: ak.dot_attention(graph, x[:, None], x[:4, None].half(), 1.0), ValueError, "and one type"),
         (lambda: Graph.from_coo(torch.tensor([0, 9]), torch.tensor([0, 0]), 3, 3), ValueError, "edge 1: src is 9, allowed are 0 to 2"),
         (lambda: Graph.from_coo(torch.tensor([0.0]), torch.tensor([0.0])), TypeError, "int32 or int64"),
         (lambda: Graph.from_csc(torch.tensor([0, 2]), torch.tensor([0])), ValueError, "indptr must rise"),

@@ -16,6 +16,7 @@ from support import (
     features,
     gradients,
     random_graph,
+    with_hub,
 )
 
 OPS = ["copy_u", "copy_e", "add", "sub", "mul", "div"]
@@ -144,9 +145,24 @@ def test_gat_attention(isa, dtype, heads, dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, dim", [(1, 1), (1, 64), (1, 300), (2, 17), (3, 5), (4, 16), (5, 41), (6, 2), (7, 8), (8, 32), (40, 3)])  # fmt: skip
 @pytest.mark.parametrize("name", ["gatv2_attention", "dot_attention"])
-def test_pair_attention_composed_where_no_kernel_is(name, dtype):
-    check_pair_attention(random_graph(40, 30, 900), name, 3, 17, dtype)
+def test_pair_attention(isa, name, heads, dim, dtype):
+    check_pair_attention(with_hub(40, 30, 900, IDTYPES[dim % 2]), name, heads, dim, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_where_the_leaky_relu_has_its_corner(dtype):
+    """Zeros, as padded or dead features are: torch's derivative there is the slope."""
+    graph = random_graph(9, 9, 60)
+    h, x = torch.zeros(9, 2, 3, dtype=dtype, requires_grad=True), features(9, 2, 3, dtype=dtype)
+    attn, logits = features(2, 3, dtype=torch.float32), torch.zeros(9, 2, requires_grad=True)
+    for leaf, attention in (
+        (h, lambda ops, graph, h: ops.gatv2_attention(graph, x * (h + 1) - x, h, attn)),
+        (logits, lambda ops, graph, el: ops.gat_attention(graph, x, el, torch.zeros(9, 2))),
+    ):
+        grads = [torch.autograd.grad((attention(ops, graph, leaf) * x).sum(), leaf)[0] for ops in (ak, ref)]
+        assert torch.allclose(*grads, rtol=0.02, atol=1e-5)
 
 
 @given(
@@ -207,6 +223,9 @@ def test_gradcheck_softmax_and_attention():
         features(n, *s, dtype=torch.float64, seed=n).requires_grad_() for n, s in ((6, (2, 3)), (6, (2,)), (5, (2,)))
     )
     assert torch.autograd.gradcheck(lambda *t: ak.gat_attention(graph, *t), (h, el, er))
+    h_dst, attn = (features(*s, dtype=torch.float64, seed=s[0]).requires_grad_() for s in ((5, 2, 3), (2, 3)))
+    assert torch.autograd.gradcheck(lambda *t: ak.gatv2_attention(graph, *t), (h, h_dst, attn))
+    assert torch.autograd.gradcheck(lambda *t: ak.dot_attention(graph, *t, 0.5), (h, h_dst))
 
 
 def test_scales_are_applied_in_float32():

@@ -4,7 +4,7 @@ import ampgnn_kernels as ak
 import pytest
 import torch
 from ampgnn_kernels import Graph
-from support import DTYPES, assert_within, features
+from support import DTYPES, assert_within, check_pair_attention, features, random_graph
 
 NODES, EDGES = 300, 3600
 
@@ -88,14 +88,28 @@ def test_attention_forward_and_backward(dtype, heads):
         assert_within(h.grad[:, head], a.T @ y, 80, a.T @ y.abs() if dtype != torch.float64 else 9 * (a.T @ y.abs()))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gatv2_attention", "dot_attention"])
+def test_attention_of_pairs(name, dtype):
+    """Few rows that gather from many, at either end."""
+    dim = 9 * (1 << 20) // (3000 * dtype.itemsize) + 5
+    for num_src, num_dst in ((3000, 40), (40, 3000)):
+        check_pair_attention(random_graph(num_src, num_dst, 2000), name, 1, dim, dtype)
+
+
 def test_bits_do_not_depend_on_threads():
     graph, x = tiled_graph(), features(NODES, width(torch.bfloat16), dtype=torch.bfloat16)
-    w = features(EDGES, 1, dtype=torch.bfloat16, seed=1)
+    w, rows = features(EDGES, 1, dtype=torch.bfloat16, seed=1), x[:, None]
     threads, results = torch.get_num_threads(), []
     try:
         for n in (1, 2, 4):
             torch.set_num_threads(n)
-            results.append((ak.spmm(graph, x, w, op="mul"), ak.gat_attention(graph, x[:, None], x[:, :1], x[:, 1:2])))
+            leaf = rows.clone().requires_grad_()
+            pair = ak.gatv2_attention(graph, leaf, leaf, leaf[0])
+            pair.sum().backward()
+            results.append(
+                (ak.spmm(graph, x, w, op="mul"), ak.gat_attention(graph, rows, x[:, :1], x[:, 1:2]), pair, leaf.grad)
+            )
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

@@ -110,7 +110,7 @@ def leaky(x, slope):
 
 @triton.jit
 def slope_at(x, slope):
-    return tl.where(x >= 0, 1.0, slope).to(x.dtype)
+    return tl.where(x > 0, 1.0, slope).to(x.dtype)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 // The kernels for one instruction set: the file that includes this one names it and is compiled for it.
 #include "../attention.h"
 #include "../edge_softmax.h"
+#include "../pair_attention.h"
 #include "../sddmm.h"
 #include "../spmm.h"
 
@@ -10,7 +11,18 @@
 #define AMPGNN_JOIN(a, b) AMPGNN_JOIN_(a, b)
 
 const ampgnn::Kernels& ampgnn::AMPGNN_JOIN(AMPGNN_ISA, _kernels)() {
-    static constexpr Kernels kernels{AMPGNN_STRING(AMPGNN_ISA), ::spmm,      ::sddmm,       ::edge_softmax, ::edge_softmax_backward,
-                                     ::attention, ::attention_backward, ::correct_grad_el, ::arg_scatter, ::row_dot};
+    static constexpr Kernels kernels{AMPGNN_STRING(AMPGNN_ISA),
+                                     ::spmm,
+                                     ::sddmm,
+                                     ::edge_softmax,
+                                     ::edge_softmax_backward,
+                                     ::attention,
+                                     ::attention_backward,
+                                     ::correct_grad_el,
+                                     ::pair_attention,
+                                     ::pair_backward_destinations,
+                                     ::pair_backward_sources,
+                                     ::arg_scatter,
+                                     ::row_dot};
     return kernels;
 }

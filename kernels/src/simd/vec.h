@@ -26,7 +26,7 @@ typedef float VecF __attribute__((vector_size(kVectorBytes)));
 typedef double VecD __attribute__((vector_size(kVectorBytes)));
 typedef int32_t VecI __attribute__((vector_size(kVectorBytes)));
 typedef int64_t VecL __attribute__((vector_size(kVectorBytes)));
-typedef uint16_t VecH __attribute__((vector_size(kVectorBytes / 2)));
+typedef float VecHalfF __attribute__((vector_size(kVectorBytes / 2)));
 
 template <class A> struct Traits;
 template <> struct Traits<float> { using Vec = VecF; using Int = VecI; using Bits = int32_t; };
@@ -103,6 +103,12 @@ template <class A> inline Vec<A> load(const A* p) {
     return v;
 }
 template <class A> inline void store(A* p, Vec<A> v) { memcpy(p, &v, sizeof v); }
+inline VecD load_double(const double* p) { return load(p); }
+inline VecD load_double(const float* p) {
+    VecHalfF v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, VecD);
+}
 
 #if defined(__AVX512F__)
 inline VecF widen(__m256i h, bf16) { return (VecF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16); }
@@ -162,6 +168,10 @@ template <class T> inline Vec<Acc<T>> load_n(const T* p, int n) {
     return load(lanes);
 }
 #endif
+// The first n lanes, or, where n is kLanes, all of them.
+template <class T> inline Vec<Acc<T>> load_some(const T* p, int n) {
+    return n == kLanes<Acc<T>> ? Vec<Acc<T>>(load(p)) : Vec<Acc<T>>(load_n(p, n));
+}
 template <class T> inline void store_n(T* p, Vec<Acc<T>> v, int n) {
     T lanes[kLanes<Acc<T>>];
     store(lanes, v);
