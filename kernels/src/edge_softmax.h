@@ -53,11 +53,12 @@ template <class A> inline void max_heads(const A* x, int64_t count, int64_t head
 template <class A> inline void sum_heads(const A* e, int64_t count, int64_t heads, double* sum) {
     constexpr int W = kLanes<double>;
     if (heads == 1) {
-        VecD part = {};
+        double part[8] = {};
         int64_t j = 0;
-        for (; j + W <= count; j += W) part += load_double(e + j);
-        sum[0] += lanes_sum<double>(part);
-        for (; j < count; ++j) sum[0] += e[j];
+        for (; j + 8 <= count; j += 8)
+            for (int q = 0; q < 8; q += W) store(part + q, load(part + q) + load_double(e + j + q));
+        for (; j < count; ++j) part[j & 7] += e[j];
+        sum[0] += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
         return;
     }
     for (int64_t h = 0; h < heads; h += W) {

@@ -59,13 +59,14 @@ def assert_within(out, ref, terms, magnitude):
     assert worst <= 0, f"{dtype}: beyond the bound by {worst:.3g}"
 
 
-def assert_as_good_as_torch(out, plain, ref):
-    """The largest error is at most twice that of plain torch in the same type (or a few roundings of the largest value)."""
+def assert_as_good_as_torch(out, plain, ref, of_float64=64):
+    """The largest error is at most twice that of plain torch in the same type (or a few roundings of the largest value,
+    ``of_float64`` of them where that is the type and the reference errs too)."""
     dtype, ref = out.dtype, ref.detach()
     scale = ref.abs().max().clamp(min=1e-30) if ref.numel() else 1.0
     error, theirs = ((t.detach().double() - ref).abs().max() if ref.numel() else 0.0 for t in (out, plain))
     # Sums in another order: some roundings. (float64's plain torch is the reference itself.)
-    slack = {torch.float64: 64, torch.float32: 8}.get(dtype, 2)
+    slack = {torch.float64: of_float64, torch.float32: 8}.get(dtype, 2)
     assert error <= 2 * theirs + slack * UNIT[dtype] * scale, f"{dtype}: error {error:.3g}, plain torch {theirs:.3g}"
 
 
@@ -82,7 +83,8 @@ def check_pair_attention(graph, name, heads, dim, dtype):
     out, want = getattr(ak, name)(graph, *leaves, factor), getattr(ref, name)(graph, *exacts, factor)
     plain = getattr(ref, name)(graph, *leaves, factor)
     assert out.dtype == dtype
-    assert_as_good_as_torch(out, plain, want)
+    # Beside long double, of a hub's gradients the kernels are off by up to 90 roundings, this reference by up to 110.
+    assert_as_good_as_torch(out, plain, want, of_float64=256)
     results = [gradients(lambda: f, x, dtype) for f, x in ((out, leaves), (plain, leaves), (want, exacts))]
     for a, b, c in zip(*results, strict=True):
-        assert_as_good_as_torch(a, b, c)
+        assert_as_good_as_torch(a, b, c, of_float64=256)
