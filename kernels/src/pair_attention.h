@@ -298,14 +298,17 @@ template <class F> void with_pair(const PairArgs& a, const F& f) {
     });
 }
 
-// Walks the rows of `a` with a Pass for each thread. `gathered`: what entries gather, `kept`: rows of sums that a row keeps.
-template <template <class, class> class Pass> void pair_rows(const PairArgs& a, const void* gathered, int64_t kept, int64_t shares) {
+// Walks the rows of `a` with a Pass for each thread. An entry gathers a row of each of `gathers` arrays, `gathered` is one of
+// them; a row keeps `kept` rows of sums.
+template <template <class, class> class Pass>
+void pair_rows(const PairArgs& a, const void* gathered, int64_t gathers, int64_t kept, int64_t shares) {
     with_pair(a, [&](auto* i, auto* t, auto kind) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         const View<I> g(a.g);
-        const int64_t n = a.heads * a.dim;
-        const Tiling tiling = tiling_for(a.g, gathered, n * sizeof(T), kept * padded<Acc<T>>(n) * sizeof(Acc<T>));
+        const int64_t n = a.heads * a.dim, bytes = n * sizeof(T);
+        Tiling tiling = tiling_for(a.g, gathered, gathers * bytes, kept * padded<Acc<T>>(n) * sizeof(Acc<T>));
+        if (tiling.shared()) tiling.bytes = bytes;
         const auto walk = [&](const Span& span) {
             Pass<T, decltype(kind)> pass(a, kind, least(tiling.chunk, span.end - span.first));
             for_segments(
@@ -317,8 +320,8 @@ template <template <class, class> class Pass> void pair_rows(const PairArgs& a, 
     });
 }
 
-void pair_attention(const PairArgs& a) { pair_rows<PairForward>(a, a.h, 1, 0); }
-void pair_backward_destinations(const PairArgs& a) { pair_rows<PairBackwardDestinations>(a, a.h, 2, a.parts); }
-void pair_backward_sources(const PairArgs& a) { pair_rows<PairBackwardSources>(a, a.grad, 2, a.parts); }
+void pair_attention(const PairArgs& a) { pair_rows<PairForward>(a, a.h, 1, 1, 0); }
+void pair_backward_destinations(const PairArgs& a) { pair_rows<PairBackwardDestinations>(a, a.h, 1, 2, a.parts); }
+void pair_backward_sources(const PairArgs& a) { pair_rows<PairBackwardSources>(a, a.grad, 2, 2, a.parts); }
 
 }  // namespace
