@@ -150,6 +150,29 @@ def test_attention_of_pairs_and_its_weights(ours, theirs):
         assert out.shape == want.shape and torch.allclose(out, want, atol=1e-5)
 
 
+ATTENTION = [nn.GATConv, nn.GATv2Conv, nn.DotGatConv]
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_attention_keeps_nothing_for_each_edge(kind):
+    """Unless the weights are asked for, which then are those of the same sum."""
+    g, x, layer = to_graph(graph()), torch.randn(50, 12), kind(12, 8, 2)
+    rows = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: rows.append(t) or t, lambda t: t):
+        out = layer(g, x)
+    floats = [len(t) for t in rows if t.is_floating_point() and t.dim()]
+    assert floats and max(floats) < g.num_edges
+    same, weights = layer(g, x, get_attention=True)
+    assert torch.allclose(out, same, atol=1e-5) and weights.shape == (g.num_edges, 2, 1)
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_attention_on_a_graph_without_nodes(kind):
+    none = torch.zeros(0, dtype=torch.int64)
+    options = {} if kind is nn.DotGatConv else {"residual": True}
+    assert kind(12, 8, 2, **options)(Graph.from_coo(none, none, 0, 0), torch.zeros(0, 12)).shape == (0, 2, 8)
+
+
 @pytest.mark.parametrize("norm", ["none", "both", "right"])
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 def test_edge_weight_norm(norm, eps):
