@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 
 from ampgnn import containers
 
+pytestmark = pytest.mark.timeout(1800)  # builds, on a machine that may be busy
 ROOT = Path(__file__).resolve().parents[2]
 BASE = os.environ["AMPGNN_TEST_BASE"]
 ARGUMENTS = {"BASE_IMAGE": BASE}
@@ -38,6 +39,8 @@ CONFIG = {
         {"dataset": ["reddit-0.001"], "model": ["gat"], "precision": ["bf16"], "hidden": 8, "epochs": 3},
     ],
 }
+SMALL = {**CONFIG, "matrix": [{**DIGITS, "precision": ["fp32"], "epochs": 2, "seeds": [0]}]}
+SMALL_RUN = Path("results", "runs", "digits", "gcn-fp32-native-cpu")
 LONG = {**CONFIG, "matrix": [{**DIGITS, "precision": ["fp32"], "epochs": 1_000_000, "seeds": [0]}]}
 
 # In place of the official image: the same variables, folder of data and start (a first server, on a socket alone, sets
@@ -66,13 +69,13 @@ def command(folder, *arguments, config=CONFIG):
 
 def snakemake(folder, *arguments, config=CONFIG):
     done = subprocess.run(
-        command(folder, *arguments, config=config), capture_output=True, text=True, cwd=folder, timeout=570
+        command(folder, *arguments, config=config), capture_output=True, text=True, cwd=folder, timeout=1700
     )
     return done.returncode, done.stdout + done.stderr
 
 
 def docker(*arguments):
-    return subprocess.run(["docker", *map(str, arguments)], capture_output=True, text=True, timeout=500)
+    return subprocess.run(["docker", *map(str, arguments)], capture_output=True, text=True, timeout=1700)
 
 
 def inside(image, script, *options):
@@ -227,7 +230,7 @@ def test_a_second_run_in_the_image_does_nothing(folder, finished):
     assert code == 0 and "Nothing to be done" in output
 
 
-def wait_for(condition, seconds=240):
+def wait_for(condition, seconds=400):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -257,42 +260,49 @@ def start():
         docker("rm", "--force", container)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_the_container_ends_with_its_process(folder, store, start, tmp_path, number):
-    (tmp_path / "long.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: 1000000\n")
+def test_the_container_ends_with_its_process(folder, store, start, tmp_path):
     record, data = folder / "results" / "images" / "cpu.json", folder / "results" / "data" / "digits.json"
-    stage = ["train", "--config", "long.yaml", "--data", data, "--out", "out", "--threads", "1"]
-    words = [sys.executable, "-m", "ampgnn", "image", "run", record, *stage]
-    process = start([str(word) for word in words], cwd=tmp_path, stdout=subprocess.DEVNULL)
-    wait_for(lambda: (tmp_path / "out" / "train.log").exists() and running())
-    process.send_signal(number)
-    assert process.wait(120) in (128 + number, -number)
+    (tmp_path / "long.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: 1000000\n")
+    processes = {}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        stage = ["train", "--config", "long.yaml", "--data", data, "--out", number.name, "--threads", "1"]
+        words = [sys.executable, "-m", "ampgnn", "image", "run", record, *stage]
+        processes[number] = start([str(word) for word in words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(lambda: all((tmp_path / number.name / "train.log").exists() for number in processes))
+    assert len(running()) == 3
+    for number, process in processes.items():
+        process.send_signal(number)
+        assert process.wait(120) in (128 + number, -number)
     wait_for(lambda: docker("ps", "--all", "--quiet", "--filter", "name=ampgnn-").stdout == "")
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "the job's shell is killed", "Snakemake is killed"])
-def test_a_killed_job_stops_its_container(folder, store, start, tmp_path, how):
-    shutil.copytree(folder / "results" / "images", tmp_path / "results" / "images")
-    words = command(tmp_path, "--config", "runner=docker", "--nolock", config=LONG)
-    with (tmp_path / "output").open("w") as output:
-        process = start(
-            words, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
-        log = tmp_path / "results" / "runs" / "digits" / "gcn-fp32-native-cpu" / "train.log"
-        wait_for(lambda: log.exists() or process.poll() is not None)
-        assert process.poll() is None, (tmp_path / "output").read_text()
-        if how == "Ctrl-C":
-            os.killpg(process.pid, signal.SIGINT)
-        elif how == "Snakemake is killed":
-            process.kill()
-        else:
-            shells = subprocess.run(["pgrep", "--parent", str(process.pid), "bash"], capture_output=True, text=True)
-            for pid in shells.stdout.split():
-                os.kill(int(pid), signal.SIGKILL)
-        wait_for(lambda: running() == [])
-        if how == "the job's shell is killed":
-            process.terminate()
+def test_killed_jobs_stop_their_containers(folder, store, start, tmp_path):
+    processes, logs = {}, {}
+    for how in ("interrupted", "shell-killed", "snakemake-killed"):
+        work = tmp_path / how
+        shutil.copytree(folder / "results" / "images", work / "results" / "images")
+        logs[how] = work / SMALL_RUN / "train.log"
+        words = command(work, "--config", "runner=docker", "--nolock", config=LONG)
+        with (work / "output").open("w") as output:
+            processes[how] = start(
+                words, cwd=work, stdout=output, stderr=subprocess.STDOUT,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )  # fmt: skip
+
+    def ended():
+        return [how for how, process in processes.items() if process.poll() is not None]
+
+    wait_for(lambda: all(log.exists() for log in logs.values()) or ended())
+    assert not ended(), [(tmp_path / how / "output").read_text() for how in ended()]
+    assert len(running()) == 3
+    os.killpg(processes["interrupted"].pid, signal.SIGINT)
+    shells = ["pgrep", "--parent", str(processes["shell-killed"].pid), "bash"]
+    for pid in subprocess.run(shells, capture_output=True, text=True).stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    processes["snakemake-killed"].kill()
+    wait_for(lambda: running() == [])
+    processes["shell-killed"].terminate()
+    for process in processes.values():
         process.wait(120)
     assert docker("ps", "--all", "--quiet", "--filter", "name=ampgnn-").stdout == ""
 
@@ -300,8 +310,7 @@ def test_a_killed_job_stops_its_container(folder, store, start, tmp_path, how):
 def test_a_failed_build_costs_no_result(tmp_path):
     """No base image: recorded, the host's environment goes on; with runner=docker or `snakemake images` an error."""
     nowhere = f"nowhere.invalid/{uuid.uuid4().hex}:1"
-    small = [{**DIGITS, "precision": ["fp32"], "epochs": 1, "seeds": [0]}]
-    config = {**CONFIG, "build_args": {"cpu": {**ARGUMENTS, "BASE_IMAGE": nowhere}}, "matrix": small}
+    config = {**SMALL, "build_args": {"cpu": {**ARGUMENTS, "BASE_IMAGE": nowhere}}}
     code, output = snakemake(tmp_path, config=config)
     assert code == 0, output
     words = "image cpu: build failed at [internal] load metadata for " + nowhere
@@ -314,12 +323,139 @@ def test_a_failed_build_costs_no_result(tmp_path):
     (tmp_path / "results" / "images" / "cpu.json").unlink()
     code, output = snakemake(tmp_path, "--config", "runner=docker", config=config)
     assert code != 0 and f"error: {words}" in output and "Traceback" not in output
-    assert (tmp_path / "results" / "runs" / "digits" / "gcn-fp32-native-cpu" / "result.json").exists()
+    assert (tmp_path / SMALL_RUN / "result.json").exists()
 
 
-def test_a_failing_step_is_named(image, tmp_path):
-    record = containers.build("cpu", tmp_path / "cpu.json", "docker", {**ARGUMENTS, "LOCK": "none.lock"})
-    assert record["status"] == "failed" and "COPY envs/none.lock" in record["reason"]
+@pytest.mark.parametrize(
+    "argument, words",
+    [
+        ({"LOCK": "none.lock"}, ("COPY envs/none.lock", "not found")),
+        ({"TORCH_BACKEND": "none"}, ("RUN uv venv", ": error: invalid value 'none' for '--torch-backend")),
+    ],
+)
+def test_a_failing_step_is_named(image, tmp_path, argument, words):
+    record = containers.build("cpu", tmp_path / "cpu.json", "docker", ARGUMENTS | argument)
+    assert record["status"] == "failed" and all(word in record["reason"] for word in words), record["reason"]
+
+
+def as_user(words, groups="--clear-groups"):
+    """Runs a program as user 1234; who may read everything, as this Python may lie in a home closed to others."""
+    rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    words = ["setpriv", "--reuid=1234", "--regid=1234", groups, *rights, *words]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_caller_without_roots_rights(image, tmp_path, monkeypatch):
+    """Refused by the engine's socket: said, and all goes on on the host. In the socket's group: the results are his."""
+    os.chown(tmp_path, 1234, 1234)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOGNAME", "someone")  # the id has no name on this machine, and Snakemake asks for it
+    on_host, in_image = command(tmp_path, config=SMALL), command(tmp_path, "--config", "runner=docker", config=SMALL)
+    code, output = as_user(on_host)
+    said = "images: not built, no container engine (docker: permission denied for user 1234)"
+    assert code == 0 and said in output, output
+    assert said in (tmp_path / "results" / "report" / "report.md").read_text()
+    code, output = as_user(in_image)
+    assert code != 0 and f"error: {said}" in output and "Traceback" not in output
+    before = values(tmp_path / SMALL_RUN / "seed0")
+    group = os.stat(os.environ.get("DOCKER_HOST", "/var/run/docker.sock").removeprefix("unix://")).st_gid
+    code, output = as_user(in_image, f"--groups={group}")
+    assert code == 0, output
+    result = json.loads((tmp_path / SMALL_RUN / "result.json").read_text())
+    assert result["environment"]["image"] == f"{image['tag']}@{image['digest']}"
+    assert values(tmp_path / SMALL_RUN / "seed0") == before
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in (tmp_path / "results").rglob("*")}
+    assert owners == {(1234, 1234)}
+
+
+@pytest.fixture
+def podman(tmp_path, monkeypatch):
+    """Podman with a storage of its own under tmp_path, which may be a small disk; has an image of Docker's."""
+
+    def use(name, megabytes=None):
+        store = tmp_path / "podman"
+        store.mkdir()
+        if megabytes is not None:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", store], check=True)
+        text = f'[storage]\ndriver = "overlay"\ngraphroot = "{store}/graph"\nrunroot = "{store}/run"\n'
+        (tmp_path / "storage.conf").write_text(text)
+        monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+        save = subprocess.Popen(["docker", "save", name], stdout=subprocess.PIPE)
+        subprocess.run(["podman", "load", "--quiet"], stdin=save.stdout, check=True)
+        assert save.wait() == 0
+
+    yield use
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for place in sorted((m for m in mounts if Path(m).is_relative_to(tmp_path)), reverse=True):
+        subprocess.run(["umount", place], check=True)
+
+
+def test_podman(podman, folder, image, finished, start, tmp_path):
+    """The image that Docker built is found, run by the pipeline to the same bits, ended with its process."""
+    podman(image["tag"])
+    config = {**SMALL, "engine": "podman", "matrix": [{**DIGITS, "precision": ["fp16"]}]}
+    code, output = snakemake(tmp_path, "--config", "runner=docker", config=config)
+    assert code == 0, output
+    record = containers.read_record(tmp_path / "results" / "images" / "cpu.json")
+    assert record["engine"] == "podman" and record["digest"] == image["digest"]
+    runs = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("results/runs/*/*/seed*"))
+    assert len(runs) == 2 and all(values(tmp_path / run) == values(folder / run) for run in runs)
+    result = json.loads((tmp_path / runs[0].parent / "result.json").read_text())
+    assert result["environment"]["image"] == f"{record['tag']}@{record['digest']}"
+
+    (tmp_path / "long.yaml").write_text("dataset: digits\nmodel: gcn\nprecision: fp32\nepochs: 1000000\n")
+    stage = ["train", "--config", "long.yaml", "--data", "results/data/digits.json", "--out", "out", "--threads", "1"]
+    words = [sys.executable, "-m", "ampgnn", "image", "run", "results/images/cpu.json", *stage]
+    process = start(words, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(lambda: (tmp_path / "out" / "train.log").exists())
+    process.kill()
+    there = ["podman", "ps", "--all", "--quiet"]
+    wait_for(lambda: subprocess.run(there, capture_output=True, text=True, check=True).stdout == "")
+
+
+def test_a_full_disk_costs_no_result(podman, tmp_path):
+    """The engine's: the step and the log are named, all goes on on the host."""
+    podman(BASE, megabytes=600)
+    code, output = snakemake(tmp_path, config={**SMALL, "engine": "podman"})
+    assert code == 0, output
+    line = next(line for line in output.splitlines() if line.strip().startswith("image cpu: build failed at STEP"))
+    assert line.endswith(": no space left on device; log: results/logs/images/cpu.log"), line
+    assert line.strip() in (tmp_path / "results" / "report" / "report.md").read_text()
+    assert json.loads((tmp_path / SMALL_RUN / "result.json").read_text())["runs"][0]["status"] == "finished"
+
+
+APPTAINER = """\
+#!/bin/bash
+test "$1" = --version && exec echo apptainer version 1.3.6
+echo "$@" >>{calls}
+exec docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD:$PWD" --workdir "$PWD" --entrypoint "" {image} "${{@: -3}}"
+"""
+
+
+def test_sdm_apptainer(image, tmp_path, monkeypatch):
+    """Snakemake's own `container:`, with Docker in place of apptainer; without one an error that says so."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("bash", "docker", "id"):
+        (programs / name).symlink_to(shutil.which(name))
+    (tmp_path / "ampgnn.sif").touch()
+    words = command(tmp_path, "--sdm", "apptainer", config=SMALL)
+    monkeypatch.setenv("PATH", str(programs))
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode != 0 and "The apptainer or singularity command has to be available" in done.stderr
+    monkeypatch.undo()
+    (programs / "apptainer").write_text(APPTAINER.format(calls=tmp_path / "calls", image=image["tag"]))
+    (programs / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    calls = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("exec ")]
+    assert all(call.startswith(f"exec --home {tmp_path}") and " ampgnn.sif bash -c " in call for call in calls)
+    stages = {word for call in calls for word in ("data", "track-init", "train", "report") if f"ampgnn {word} " in call}
+    assert len(stages) == 4 and len(calls) == 5, calls
+    result = json.loads((tmp_path / SMALL_RUN / "result.json").read_text())
+    assert result["environment"]["image"] == image["tag"] and result["runs"][0]["status"] == "finished"
 
 
 def test_the_cuda_image_on_the_stand_in(image, tmp_path):
@@ -401,6 +537,7 @@ def test_mlflow_on_postgresql_keeps_its_runs(compose, folder, finished, tmp_path
     stage = ["train", "--config", "run.yaml", "--data", data, "--out", "out"]
     words = [sys.executable, "-m", "ampgnn", "image", "run", record, *stage]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")  # the machine may be busy
     done = subprocess.run([str(word) for word in words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds the images and runs the pipeline in them with a real Docker Engine: installs it if need be, starts a daemon of
-# its own unless one answers, makes a stand-in for the base image (no image registry need be in reach, and pip's
-# certificates and torch wheel come along) and runs check_images.py. Needs root; leaves nothing but Debian's packages.
+# Builds the images and runs the pipeline in them with a real Docker Engine and Podman: installs them if need be, starts
+# a Docker daemon of its own unless one answers, makes a stand-in for the base image (no image registry need be in
+# reach, and pip's certificates and torch wheel come along) and runs check_images.py. Needs root; leaves nothing but
+# Debian's packages.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 python=$(command -v python)  # the project's environment: `make test-containers`
-tools="docker.io docker-compose mmdebstrap"
+tools="docker.io docker-compose podman mmdebstrap"
 if ! dpkg --status $tools >/dev/null 2>&1; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "tests/containers FAILED: $tools are not installed, and installing them needs root and apt-get." >&2
@@ -24,10 +25,10 @@ clean_up() {
   status=$?
   if [ -n "${daemon:-}" ]; then
     kill "$daemon" && wait "$daemon" || true
-    awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | sort --reverse | xargs --no-run-if-empty umount
   else
-    docker image rm --force "$AMPGNN_TEST_BASE" >/dev/null 2>&1 || true
+    docker image rm --force "${AMPGNN_TEST_BASE:-}" >/dev/null 2>&1 || true
   fi
+  awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | sort --reverse | xargs --no-run-if-empty umount
   if [ "$status" != 0 ] && [ -f "$work/dockerd.log" ]; then tail -20 "$work/dockerd.log" >&2; fi
   rm -rf "$work"
   exit "$status"
@@ -41,6 +42,15 @@ if ! docker version >/dev/null 2>&1; then
     >"$work/dockerd.log" 2>&1 &
   daemon=$!
 fi
+
+# Podman where limits cannot be raised and control groups are of both versions: virtual machines, other containers.
+export CONTAINERS_CONF="$work/containers.conf"
+cat >"$CONTAINERS_CONF" <<'END'
+[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]
+[engine]
+runtime = "runc"
+END
 
 # torch's CPU wheel, where pip finds it; elsewhere the build asks PyTorch's index, as users' builds do.
 mkdir "$work/wheels"
