@@ -310,7 +310,8 @@ def _cpu() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
@@ -338,7 +339,7 @@ def table(result: dict, peers: tuple[str, ...]) -> str:
         own32 = _ratio(seconds[name, "ampgnn", "fp32"], own)
         gathers = name in ("copy_u sum", "u_mul_e sum", "u_dot_v")
         lines.append([name, kind, f"{own * 1000:,.1f}", *ratios, own32, rate if gathers else "-"])
-    return _markdown([*head, "own fp32 / ours", "gather / stream"], lines)
+    return markdown([*head, "own fp32 / ours", "gather / stream"], lines)
 
 
 def sweep_table(cases: list[dict]) -> str:
@@ -354,7 +355,7 @@ def sweep_table(cases: list[dict]) -> str:
                 + [*ratios, _ratio(own["fp32"], own["bf16"])]
             )
     head = ["graph", "edges", "features", "heads", "operator", *(f"{k} ms" for k in TYPES)]
-    return _markdown([*head, "dgl fp32 / own fp32", "dgl bf16 / own bf16", "own fp32 / own bf16"], lines)
+    return markdown([*head, "dgl fp32 / own fp32", "dgl bf16 / own bf16", "own fp32 / own bf16"], lines)
 
 
 def overhead_table(cases: list[dict]) -> str:
@@ -364,7 +365,7 @@ def overhead_table(cases: list[dict]) -> str:
         for (edges, name, who), own in us.items()
         if who == "ampgnn"
     ]
-    return _markdown(["edges", "operator", "us a call", "dgl / ours"], lines)
+    return markdown(["edges", "operator", "us a call", "dgl / ours"], lines)
 
 
 def describe(result: dict) -> str:

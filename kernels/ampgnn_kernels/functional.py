@@ -8,7 +8,7 @@ from torch import Tensor
 from .cpu import DTYPES, REDUCES, SDDMM_OPS, SPMM_OPS, TARGETS, accumulator
 from .graph import Graph
 from .ops import _ops
-from .transforms import call
+from .transforms import call, needs_grad
 
 
 def spmm(
@@ -49,7 +49,7 @@ def spmm(
     wide = accumulator((w if x is None else x).dtype)
     src_scale = _scale("src_scale", src_scale, graph.num_src, graph, wide)
     dst_scale = _scale("dst_scale", dst_scale, graph.num_dst, graph, wide)
-    grad = _needs_grad(x, w)
+    grad = needs_grad(x, w)
     arguments = (*_edges(graph, grad), x, w, op, reduce, src_scale, dst_scale, extreme and grad)
     return call(_ops.spmm.default, *arguments, grad=grad)[0]
 
@@ -82,7 +82,7 @@ def sddmm(
     lhs = None if op == "copy_rhs" else _features("lhs", lhs, counts[lhs_target], graph)
     rhs = None if op == "copy_lhs" else _features("rhs", rhs, counts[rhs_target], graph)
     lhs, rhs = _aligned(lhs, rhs)
-    grad = _needs_grad(lhs, rhs)
+    grad = needs_grad(lhs, rhs)
     by_source = grad or "v" not in (lhs_target, rhs_target)
     arguments = (*_edges(graph, by_source), lhs, rhs, op, lhs_target, rhs_target, None, None)
     return call(_ops.sddmm.default, *arguments, grad=grad)
@@ -103,7 +103,7 @@ def edge_softmax(graph: Graph, logits: Tensor, norm_by: str = "dst") -> Tensor:
     _one_of("norm_by", norm_by, ("dst", "src"))
     logits = _features("logits", logits, graph.num_edges, graph)
     edges = graph.csc if norm_by == "dst" else graph.csr
-    return call(_ops.edge_softmax.default, *edges, logits, grad=_needs_grad(logits))
+    return call(_ops.edge_softmax.default, *edges, logits, grad=needs_grad(logits))
 
 
 def gat_attention(graph: Graph, h: Tensor, el: Tensor, er: Tensor, negative_slope: float = 0.2) -> Tensor:
@@ -130,7 +130,7 @@ def gat_attention(graph: Graph, h: Tensor, el: Tensor, er: Tensor, negative_slop
         if t.shape[1:] != h.shape[1:2]:
             raise ValueError(f"{name} must have shape (nodes, {h.shape[1]}), got {tuple(t.shape)}")
     wide = accumulator(h.dtype)
-    grad = _needs_grad(h, el, er)
+    grad = needs_grad(h, el, er)
     arguments = (*_ends(graph, grad), h, el.to(wide), er.to(wide), negative_slope)
     return call(_ops.gat_attention.default, *arguments, grad=grad)[0]
 
@@ -154,7 +154,7 @@ def gatv2_attention(graph: Graph, h: Tensor, h_dst: Tensor, attn: Tensor, negati
     _check_ends(graph, h, h_dst)
     if attn.shape != h.shape[1:]:
         raise ValueError(f"attn must have shape {tuple(h.shape[1:])}, got {tuple(attn.shape)}")
-    grad = _needs_grad(h, h_dst, attn)
+    grad = needs_grad(h, h_dst, attn)
     return call(_ops.gatv2_attention.default, *_ends(graph, grad), h, h_dst, attn, negative_slope, grad=grad)[0]
 
 
@@ -166,7 +166,7 @@ def dot_attention(graph: Graph, h: Tensor, h_dst: Tensor, scale: float) -> Tenso
     Args, returns and raises: as ``gatv2_attention``.
     """
     _check_ends(graph, h, h_dst)
-    grad = _needs_grad(h, h_dst)
+    grad = needs_grad(h, h_dst)
     return call(_ops.dot_attention.default, *_ends(graph, grad), h, h_dst, scale, grad=grad)[0]
 
 
@@ -185,10 +185,6 @@ def _check_ends(graph: Graph, h: Tensor, h_dst: Tensor) -> None:
 
 def _edges(graph: Graph, both: bool) -> tuple:
     return *graph.csc, *(graph.csr if both else (None, None, None)), graph.num_src
-
-
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _one_of(name: str, value: str, allowed) -> None:

@@ -71,20 +71,17 @@ def _cpu_sddmm(indptr, indices, eids, rindptr, rindices, reids, cols, lhs, rhs, 
     return cpu.sddmm(indptr, indices, eids, cols, lhs, rhs, op, lhs_target, rhs_target, s, d)
 
 
-def _cpu_gat_attention(indptr, indices, rindptr, rindices, *rest):
-    return cpu.gat_attention(indptr, indices, *rest)
+def _by_destination(attention):
+    """A forward pass on the CPU, which has no use for the edges grouped by source."""
+
+    def run(indptr, indices, rindptr, rindices, *rest):
+        return attention(indptr, indices, *rest)
+
+    return run
 
 
 def _cpu_gat_attention_backward(indptr, indices, *rest):
     return cpu.gat_attention_backward(*rest)
-
-
-def _cpu_gatv2_attention(indptr, indices, rindptr, rindices, *rest):
-    return cpu.gatv2_attention(indptr, indices, *rest)
-
-
-def _cpu_dot_attention(indptr, indices, rindptr, rindices, *rest):
-    return cpu.dot_attention(indptr, indices, *rest)
 
 
 def _cpu_arg_scatter(indptr, indices, eids, rindptr, rindices, reids, *rest):
@@ -105,11 +102,11 @@ for _name, _function in {
     "sddmm": _cpu_sddmm,
     "edge_softmax": cpu.edge_softmax,
     "edge_softmax_backward": cpu.edge_softmax_backward,
-    "gat_attention": _cpu_gat_attention,
+    "gat_attention": _by_destination(cpu.gat_attention),
     "gat_attention_backward": _cpu_gat_attention_backward,
-    "gatv2_attention": _cpu_gatv2_attention,
+    "gatv2_attention": _by_destination(cpu.gatv2_attention),
     "gatv2_attention_backward": cpu.gatv2_attention_backward,
-    "dot_attention": _cpu_dot_attention,
+    "dot_attention": _by_destination(cpu.dot_attention),
     "dot_attention_backward": cpu.dot_attention_backward,
     "arg_scatter": _cpu_arg_scatter,
 }.items():
@@ -342,7 +339,8 @@ def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     def chosen(t: Tensor, ids: Tensor) -> Tensor:
         return t.expand(-1, *features).gather(0, ids)
 
-    of_w = chosen(wide_w, entry if eids is None else eids.long()[entry])
+    edge = entry if eids is None else eids.long()[entry]
+    of_w = chosen(wide_w, edge)
     of_x = chosen(wide_x, indices.long()[entry])
     slope_x = {"add": 1, "sub": 1, "mul": of_w, "div": 1 / of_w}[op]
     slope_w = {"add": 1, "sub": -1, "mul": of_x, "div": -of_x / of_w**2}[op]
@@ -352,8 +350,7 @@ def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     if need_w:
         grad_w = grad * slope_w
         if w.shape[1:].numel() != features.numel():
-            chosen_edges = entry if eids is None else eids.long()[entry]
-            grad_w = _add_to_rows(grad_w.masked_fill(arg < 0, 0), chosen_edges, w.shape).to(w.dtype)
+            grad_w = _add_to_rows(grad_w.masked_fill(arg < 0, 0), edge, w.shape).to(w.dtype)
         else:
             grad_w = scatter(grad_w, "e", num_edges).view(w.shape).to(w.dtype)
     return grad_x, grad_w

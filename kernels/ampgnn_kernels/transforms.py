@@ -29,10 +29,15 @@ def differentiable(lib: torch.library.Library, name: str, backward: Callable, sa
     _recorded[operator] = type(name, (torch.autograd.Function,), members)
 
     def dispatched(*args):
-        grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        grad = needs_grad(*args)
         return apply(_recorded[operator], *args) if grad else _below_autograd(operator, *args)
 
     lib.impl(name, dispatched, "Autograd")
+
+
+def needs_grad(*args) -> bool:
+    """Whether a tensor among ``args`` needs a gradient that is to be recorded."""
+    return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
 def apply(function: type[torch.autograd.Function], *args):
@@ -61,7 +66,7 @@ def call(operator: Callable, *args, grad: bool):
     """``operator(*args)``, past the dispatcher's look for a gradient.
 
     Args:
-        grad: whether an argument needs a gradient that is to be recorded.
+        grad: as ``needs_grad`` says of the arguments.
     """
     if torch.compiler.is_compiling() or (grad and operator not in _recorded):
         return operator(*args)

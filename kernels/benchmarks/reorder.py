@@ -1,11 +1,14 @@
 """What ``ampgnn.reorder`` gains, in one run: ``python kernels/benchmarks/reorder.py``."""
 
+from functools import partial
+
 import dgl
 import torch
 from ampgnn_kernels import bench
 
 import ampgnn
 from ampgnn.dgl import to_graph
+from ampgnn.dgl.reorder import ORDERS
 
 
 def shuffled(graph: dgl.DGLGraph) -> dgl.DGLGraph:
@@ -17,23 +20,19 @@ def shuffled(graph: dgl.DGLGraph) -> dgl.DGLGraph:
 
 
 def main() -> None:
-    print(
-        "| graph | order | u_mul_e sum | u_dot_v | edge_softmax | GAT fwd+bwd |\n| --- | --- | --- | --- | --- | --- |"
-    )
+    operators, lines = ("u_mul_e sum", "u_dot_v", "edge_softmax", "GAT fwd+bwd"), []
     for kind, nodes, edges in (("power_law", 46_593, 10_000_000), ("grid", 0, 4_000_000)):
         made = bench.GRAPHS[kind](nodes, edges, torch.Generator().manual_seed(0))
         plain = shuffled(dgl.graph(made.coo(), num_nodes=made.num_src))
-        for order in ("shuffled", None, "degree", "rcm"):
-            graph = to_graph(plain if order == "shuffled" else ampgnn.reorder(plain, order))
+        name = f"{kind}, {made.num_src:,} nodes, {made.num_edges:,} edges"
+        orders = {f"reorder(graph, {order!r})": partial(ampgnn.reorder, plain, order) for order in ORDERS}
+        for label, ordered in {"shuffled": lambda plain=plain: plain, **orders}.items():
+            bench.progress(name, label)
+            graph = to_graph(ordered())
             _ = graph.csr
             calls = bench.ours(bench.Case(graph, 256, 1, torch.bfloat16))
-            names = ("u_mul_e sum", "u_dot_v", "edge_softmax", "GAT fwd+bwd")
-            times = [f"{bench.best_time(calls[name]) * 1e3:.0f}" for name in names]
-            label = "shuffled" if order == "shuffled" else f"reorder(graph{f', {order!r}' if order else ''})"
-            print(
-                f"| {kind}, {made.num_src:,} nodes, {made.num_edges:,} edges | {label} | {' | '.join(times)} |",
-                flush=True,
-            )
+            lines.append([name, label, *(f"{bench.best_time(calls[operator]) * 1e3:.0f}" for operator in operators)])
+    print(bench.markdown(["graph", "order", *operators], lines))
 
 
 if __name__ == "__main__":

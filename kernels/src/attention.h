@@ -57,14 +57,8 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
                                     acc + run.slot * stride);
             },
             [&](int64_t v, int64_t slot) {
-                A* row = acc + slot * stride;
-                for (int64_t h = 0; h < heads; ++h) {
-                    const double total = sum[slot * heads + h];
-                    if (g.indptr[v] < g.indptr[v + 1]) scale_row<A>(row + h * dim, A(1 / total), dim);
-                    ((A*)a.max)[v * heads + h] = max[slot * heads + h];
-                    ((A*)a.sum)[v * heads + h] = A(total);
-                }
-                store_row((T*)a.out + v * n, (const A*)row, n);
+                const bool empty = g.indptr[v] == g.indptr[v + 1];
+                store_attention<T>(a, v, empty, acc + slot * stride, max + slot * heads, sum + slot * heads);
             });
     });
 }
@@ -148,7 +142,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                         }
                     accumulate_heads<T>({ys + at, weight, nullptr, heads, count, count}, heads, dim, sum);
                 }
-                for (int64_t i = 0; i < n; ++i) acc[s.slot * stride + i] += sum[i];
+                add_row<A>(acc + s.slot * stride, sum, n);
             },
             [&](int64_t u, int64_t slot) {
                 store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);

@@ -76,6 +76,19 @@ template <class A> inline void scale_heads(A* x, const A* factor, int64_t count,
         for (int64_t h = 0; h < heads; ++h) x[j * heads + h] *= factor[h];
 }
 
+// What attention leaves of a row v: `acc`, the sum of exp(logit - max) times features, over `sum`; and both of those.
+template <class T, class Args>
+inline void store_attention(const Args& a, int64_t v, bool empty, Acc<T>* acc, const Acc<T>* max, const double* sum) {
+    using A = Acc<T>;
+    const int64_t n = a.heads * a.dim;
+    for (int64_t h = 0; h < a.heads; ++h) {
+        if (!empty) scale_row<A>(acc + h * a.dim, A(1 / sum[h]), a.dim);
+        ((A*)a.max)[v * a.heads + h] = max[h];
+        ((A*)a.sum)[v * a.heads + h] = A(sum[h]);
+    }
+    store_row((T*)a.out + v * n, (const A*)acc, n);
+}
+
 // Longest row (logits) whose exponentials are kept between the passes; those of longer rows are computed twice.
 constexpr int64_t kKept = 1 << 14;
 

@@ -92,14 +92,7 @@ template <class T, class Kind> struct PairForward {
     }
 
     void finish(int64_t v, int64_t slot, bool empty) {
-        A* row = acc + slot * stride;
-        for (int64_t h = 0; h < heads; ++h) {
-            const double whole = total[slot * heads + h];
-            if (!empty) scale_row<A>(row + h * dim, A(1 / whole), dim);
-            ((A*)a.max)[v * heads + h] = max[slot * heads + h];
-            ((A*)a.sum)[v * heads + h] = A(whole);
-        }
-        store_row((T*)a.out + v * n, (const A*)row, n);
+        store_attention<T>(a, v, empty, acc + slot * stride, max + slot * heads, total + slot * heads);
     }
 };
 
@@ -134,10 +127,6 @@ template <class T, class Kind> struct PairWeights {
         }
     }
 };
-
-template <class A> inline void add_row(A* to, const A* from, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i] += from[i];
-}
 
 // What a thread keeps of its rows in one of the backward passes: sums of two kinds over a row's entries, `own` of what
 // comes through the logits.

@@ -145,6 +145,9 @@ inline void scatter_edges(const View<I>& g, const Acc<T>* from, int64_t width, i
     }
 }
 
+template <class A> inline void add_row(A* to, const A* from, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] += from[i];
+}
 template <class A> inline void scale_row(A* x, A factor, int64_t n) {
     for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }

@@ -86,8 +86,7 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
                 load_row<T>(wide, row + s.row * row_stride, n);
                 dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, wide, heads, dim, d);
                 if (a.src_scale || a.dst_scale)
-                    for (int64_t j = 0; j < s.count; ++j)
-                        for (int64_t h = 0; h < heads; ++h) d[j * heads + h] *= scale_of<A>(a, g.indices[s.k + j], s.row);
+                    for (int64_t j = 0; j < s.count; ++j) scale_row(d + j * heads, scale_of<A>(a, g.indices[s.k + j], s.row), heads);
                 scatter_edges(g, (const A*)d.data, heads, s.k, s.count, (T*)a.out);
             },
             kNothing);

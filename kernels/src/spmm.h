@@ -205,7 +205,7 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
                     const A scale = src_scale ? src_scale[g.indices[s.k + j]] : A(1);
                     for (int64_t i = 0; i < n; ++i) sum[i] += scale * m[i];
                 }
-                for (int64_t i = 0; i < n; ++i) to[i] += sum[i];
+                add_row<A>(to, sum, n);
             },
             [&](int64_t r, int64_t slot) {
                 A* row = acc + slot * stride;
@@ -241,6 +241,7 @@ void arg_scatter(const ArgScatterArgs& a) {
         T* out = (T*)a.out;
         const int64_t blocks = (a.width + kColumns - 1) / kColumns;
         const bool to_edges = a.target == Target::e;
+        const I* ids = to_edges ? g.eids : g.indices;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads) if (a.g.rows * a.width > 1 << 15)
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t c0 = block * kColumns, c = least(kColumns, a.width - c0);
@@ -255,9 +256,7 @@ void arg_scatter(const ArgScatterArgs& a) {
             };
             // An entry's id and what it points to are a cache miss each: both are fetched ahead.
             const auto fetch_ids = [&](int64_t r0) {
-                each(r0, [&](int64_t, int64_t, int64_t k, int64_t) {
-                    if (to_edges ? g.eids : g.indices) __builtin_prefetch((to_edges ? g.eids : g.indices) + k);
-                });
+                if (ids) each(r0, [&](int64_t, int64_t, int64_t k, int64_t) { __builtin_prefetch(ids + k); });
             };
             fetch_ids(0);
             for (int64_t r0 = 0; r0 < a.g.rows; r0 += kRows) {
