@@ -457,7 +457,7 @@ def test_mixed_types_follow_torch(kernels):
 
 
 PEAK = """
-import resource, dgl, dgl.function as fn, torch, ampgnn
+import resource, torch, ampgnn, dgl, dgl.function as fn
 torch.manual_seed(0)
 g = dgl.rand_graph(2000, 400_000, idtype=torch.int32)
 g.create_formats_()
