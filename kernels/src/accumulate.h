@@ -4,9 +4,9 @@
 
 namespace {
 
-// Where the weight of an entry's column comes from: nowhere, one for all columns, one a vector of columns, the lanes of
-// one vector of weights, or one a column.
-enum class Weight { none, scalar, per_vector, shuffled, per_column };
+// Where the weight of an entry's column comes from: nowhere, one for all columns, one a pair of vectors of columns, one a
+// vector, the lanes of one vector of weights, or one a column.
+enum class Weight { none, scalar, per_pair, per_vector, shuffled, per_column };
 
 template <class T> struct Block {
     const T* const* x;   // a row of features for each of `count` entries
@@ -27,11 +27,12 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
     using A = Acc<T>;
     using Int = typename Traits<A>::Int;
     constexpr int W = kLanes<A>;
+    constexpr bool kPairs = NV % 2 == 0 && !Tail && std::is_same_v<F, AsItIs> && (M == Weight::none || M == Weight::scalar || M == Weight::per_pair);
     Vec<A> sum[NV] = {};
     int64_t wi[NV];
     Int lane[NV];
     for (int i = 0; i < NV; ++i) {
-        if (M == Weight::per_vector) wi[i] = (col + i * W) / per_weight;
+        if (M == Weight::per_vector || M == Weight::per_pair) wi[i] = (col + i * W) / per_weight;
         if (M == Weight::shuffled)
             for (int q = 0; q < W; ++q) lane[i][q] = typename Traits<A>::Bits(least((col + i * W + q) / per_weight, int64_t(W - 1)));
     }
@@ -41,13 +42,23 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
         const A* w = M == Weight::none || M == Weight::per_column ? nullptr : b.w + k * b.w_stride;
         Vec<A> lanes;
         if (M == Weight::shuffled) lanes = load(w);
+        if constexpr (kPairs) {
+#pragma GCC unroll 8
+            for (int i = 0; i < NV; i += 2) {
+                const Pair<A> v = Paired<T>::load_pair(x + i * W);
+                const A factor = M == Weight::none ? A(1) : M == Weight::scalar ? w[0] : w[wi[i]];
+                if (M == Weight::none) sum[i] += v.first, sum[i + 1] += v.second;
+                else sum[i] += v.first * factor, sum[i + 1] += v.second * factor;
+            }
+            continue;
+        }
 #pragma GCC unroll 16
         for (int i = 0; i < NV; ++i) {
             const bool partial = Tail && i == NV - 1;
             const Vec<A> value = f(partial ? load_n(x + i * W, tail) : load(x + i * W), col + i * W);
             if (M == Weight::none) sum[i] += value;
             if (M == Weight::scalar) sum[i] += value * w[0];
-            if (M == Weight::per_vector) sum[i] += value * w[wi[i]];
+            if (M == Weight::per_vector || M == Weight::per_pair) sum[i] += value * w[wi[i]];
             if (M == Weight::shuffled) sum[i] += value * __builtin_shuffle(lanes, lane[i]);
             if (M == Weight::per_column) {
                 const T* wx = b.wx[k] + col + i * W;
@@ -55,6 +66,11 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
             }
         }
     }
+    if constexpr (kPairs)
+        for (int i = 0; i < NV; i += 2) {
+            const Pair<A> pair = Paired<T>::in_order({sum[i], sum[i + 1]});
+            sum[i] = pair.first, sum[i + 1] = pair.second;
+        }
     for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
 }
 
@@ -64,8 +80,8 @@ void accumulate_some(const Block<T>& b, int64_t col, int64_t per_weight, int tai
     else accumulate_columns<T, M, NV, false>(b, col, per_weight, 0, acc, f);
 }
 
-// All of the columns [0, n). acc has room for whole vectors. per_weight: columns that share a weight (per_vector: a
-// multiple of the vector).
+// All of the columns [0, n). acc has room for whole vectors. per_weight: columns that share a weight (per_vector,
+// per_pair: a multiple of one or two vectors).
 template <class T, Weight M, class F = AsItIs>
 void accumulate(const Block<T>& b, int64_t n, int64_t per_weight, Acc<T>* acc, const F& f = {}) {
     constexpr int W = kLanes<Acc<T>>;
@@ -92,6 +108,7 @@ template <class T, class F = AsItIs>
 void accumulate_heads(const Block<T>& b, int64_t heads, int64_t dim, Acc<T>* acc, const F& f = {}) {
     constexpr int64_t W = kLanes<Acc<T>>;
     if (heads == 1) return accumulate<T, Weight::scalar>(b, dim, dim, acc, f);
+    if (dim % (2 * W) == 0) return accumulate<T, Weight::per_pair>(b, heads * dim, dim, acc, f);
     if (dim % W == 0) return accumulate<T, Weight::per_vector>(b, heads * dim, dim, acc, f);
     if (heads <= W) return accumulate<T, Weight::shuffled>(b, heads * dim, dim, acc, f);
     Scratch<const T*> x(b.ready);

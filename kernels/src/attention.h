@@ -7,19 +7,18 @@
 
 namespace {
 
-template <class A> inline A leaky(A x, A slope) { return x * (x >= 0 ? A(1) : slope); }
-
-// s (count, heads) = leaky_relu(far[indices] + near)
+// s (count, heads) = leaky_relu(far[indices] + near); s has room for whole vectors.
 template <class I, class A>
 inline void attention_logits(const I* ends, int64_t count, int64_t heads, const A* far, const A* near, A slope, A* s) {
-    if (heads == 1) {
-        const A y = near[0];
-        for (int64_t j = 0; j < count; ++j) s[j] = leaky(far[ends[j]] + y, slope);
-        return;
-    }
-    for (int64_t j = 0; j < count; ++j) {
-        const A* x = far + int64_t(ends[j]) * heads;
-        for (int64_t h = 0; h < heads; ++h) s[j * heads + h] = leaky(x[h] + near[h], slope);
+    if (heads == 1) for (int64_t j = 0; j < count; ++j) s[j] = far[ends[j]] + near[0];
+    else
+        for (int64_t j = 0; j < count; ++j) {
+            const A* x = far + int64_t(ends[j]) * heads;
+            for (int64_t h = 0; h < heads; ++h) s[j * heads + h] = x[h] + near[h];
+        }
+    for (int64_t i = 0; i < count * heads; i += kLanes<A>) {
+        const Vec<A> x = load(s + i);
+        store(s + i, x > 0 ? x : x * slope);
     }
 }
 
@@ -120,7 +119,12 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
             },
             [&](const Segment& s) {
                 weights.make(s.row, g.indices + s.k, s.count, s.at);
-                for (int64_t j = 0; j < s.count; ++j) ys[s.at + j] = (const T*)a.grad + int64_t(g.indices[s.k + j]) * n;
+                const A* sums = (const A*)a.sums + s.share * a.num_dst * heads * 3;
+                for (int64_t j = 0; j < s.count; ++j) {
+                    const int64_t v = g.indices[s.k + j];
+                    ys[s.at + j] = (const T*)a.grad + v * n;
+                    __builtin_prefetch(sums + v * heads * 3, 1);
+                }
             },
             [&](const Segment& s) {
                 load_row<T>(wide, (const T*)a.h + s.row * n, n);

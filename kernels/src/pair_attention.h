@@ -34,8 +34,10 @@ template <class T, class Kind>
 void pair_logits(const PairArgs& a, const Kind& kind, const T* const* ends, int64_t count, int64_t ready, int64_t ahead,
                  const Acc<T>* near, Acc<T>* out) {
     const auto* factor = (const Acc<T>*)a.factor;
-    sums_by_head<T>(ends, count, ready, ahead, a.heads, a.dim, out, [&](Vec<Acc<T>> far, int64_t i, int lanes) {
-        return kind.pair(far, load_some(near + i, lanes), load_some(factor + i, lanes));
+    sums_by_head<T>(ends, count, ready, ahead, a.heads, a.dim, out, [&](int64_t h) {
+        return [&kind, here = near + h * a.dim, factors = factor + h * a.dim](Vec<Acc<T>> far, const auto& at) {
+            return kind.pair(far, at(here), at(factors));
+        };
     });
 }
 

@@ -57,6 +57,19 @@ inline void preload(const Tiling& t, int64_t lo, int64_t hi, const Span& s) {
 // What each edge reads or writes of its own: a row of `bytes` from `data` on, or nothing.
 struct EdgeData { const char* data; int64_t bytes; };
 
+// Where the run of ids below `limit` that starts at k ends, before row_end; whole vectors of ids are compared at once. Ids
+// that do not rise may count to a tile too early, where they are handled as well.
+template <class I> int64_t run_end(const I* ids, int64_t k, int64_t row_end, int64_t limit) {
+    constexpr int64_t kIds = 16;
+    for (; k + kIds <= row_end; k += kIds) {
+        I below = 0;
+        for (int64_t i = 0; i < kIds; ++i) below += ids[k + i] < I(limit);
+        if (below < I(kIds)) return k + below;
+    }
+    while (k < row_end && ids[k] < limit) ++k;
+    return k;
+}
+
 // Calls, for the rows of a span: begin(row, slot); then prepare(segment) and later consume(segment) for runs of their
 // entries; at last finish(row, slot). A batch of segments is prepared before its first is consumed. The first edges of
 // the rows ahead are fetched on the way: edge ids in any order make each a cache miss of its own.
@@ -99,7 +112,7 @@ void for_segments(const View<I>& g, const Tiling& t, const Span& span, const Edg
                 int64_t k = next[r - first], stop = k;
                 const int64_t row_end = g.indptr[r + 1];
                 if (last) stop = row_end;
-                else while (stop < row_end && g.indices[stop] < limit) ++stop;
+                else stop = run_end(g.indices, k, row_end, limit);
                 next[r - first] = stop;
                 for (int64_t count; k < stop; k += count) {
                     count = least(kBlock, stop - k);

@@ -178,9 +178,38 @@ template <class T> inline void store_n(T* p, Vec<Acc<T>> v, int n) {
     memcpy(p, lanes, n * sizeof(T));
 }
 
-// ---- sums of lanes: halves added to each other until one lane is left, always the same tree
+// ---- two vectors of columns at once, in the order in which they are loaded fastest
+
+// For bf16 the even columns, then the odd ones: the halves of 32-bit words need no widening. in_order undoes that order,
+// and paired makes it of two vectors of columns.
+template <class A> struct Pair { Vec<A> first, second; };
 
 template <class A> using Lanes = std::make_integer_sequence<int, kLanes<A>>;
+template <int... I> inline Pair<float> evens_and_odds(VecF a, VecF b, std::integer_sequence<int, I...>) {
+    return {__builtin_shuffle(a, b, VecI{2 * I...}), __builtin_shuffle(a, b, VecI{2 * I + 1 ...})};
+}
+template <int... I> inline Pair<float> interleaved(VecF a, VecF b, std::integer_sequence<int, I...>) {
+    constexpr int W = kLanes<float>;
+    return {__builtin_shuffle(a, b, VecI{I / 2 + I % 2 * W...}), __builtin_shuffle(a, b, VecI{(I + W) / 2 + I % 2 * W...})};
+}
+
+template <class T> struct Paired {
+    using A = Acc<T>;
+    static Pair<A> load_pair(const T* p) { return {load(p), load(p + kLanes<A>)}; }
+    static Pair<A> paired(Pair<A> x) { return x; }
+    static Pair<A> in_order(Pair<A> x) { return x; }
+};
+template <> struct Paired<bf16> {
+    static Pair<float> load_pair(const bf16* p) {
+        VecI words;
+        memcpy(&words, p, sizeof words);
+        return {(VecF)(words << 16), (VecF)(words & int32_t(0xffff0000))};
+    }
+    static Pair<float> paired(Pair<float> x) { return evens_and_odds(x.first, x.second, Lanes<float>{}); }
+    static Pair<float> in_order(Pair<float> x) { return interleaved(x.first, x.second, Lanes<float>{}); }
+};
+
+// ---- sums of lanes: halves added to each other until one lane is left, always the same tree
 
 template <int Half, class A, int... I> inline Vec<A> add_across(Vec<A> v, std::integer_sequence<int, I...>) {
     return v + __builtin_shuffle(v, typename Traits<A>::Int{(I ^ Half)...});
