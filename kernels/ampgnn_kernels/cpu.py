@@ -165,15 +165,17 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
         *(at, ends, *sizes, DTYPES[h.dtype], heads, dim, negative_slope, h.data_ptr(), el.data_ptr(), dst.data_ptr()),
         *(grad.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), sums.data_ptr(), er.shape[0], parts, threads),
     )
-    grad_er, error, slopes = (sums[0] if parts == 1 else sums.sum(0)).unbind(-1)
+    negative, positive, weight = (sums[0] if parts == 1 else sums.sum(0)).unbind(-1)
+    grad_er = positive + negative * negative_slope
     if h.dtype not in (torch.float16, torch.bfloat16):  # the stored output was not rounded
-        return grad_h, grad_el, grad_er.contiguous()
+        return grad_h, grad_el, grad_er
+    error = positive + negative
     dst[..., 3] = error
     _C.correct_grad_el(
         *(at, ends, *sizes, DTYPES[h.dtype], heads, negative_slope, el.data_ptr(), dst.data_ptr(), grad_el.data_ptr()),
         threads,
     )
-    return grad_h, grad_el, grad_er - error * slopes
+    return grad_h, grad_el, grad_er - error * (weight + (1 - weight) * negative_slope)
 
 
 def gatv2_attention(indptr, indices, h, h_dst, attn, negative_slope) -> tuple[Tensor, Tensor, Tensor]:

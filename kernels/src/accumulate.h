@@ -28,7 +28,9 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
     using Int = typename Traits<A>::Int;
     constexpr int W = kLanes<A>;
     constexpr bool kPairs = NV % 2 == 0 && !Tail && std::is_same_v<F, AsItIs> && (M == Weight::none || M == Weight::scalar || M == Weight::per_pair);
-    Vec<A> sum[NV] = {};
+    Vec<A> sum[NV];
+#pragma GCC unroll 16
+    for (int i = 0; i < NV; ++i) sum[i] = Vec<A>{};
     int64_t wi[NV];
     Int lane[NV];
     for (int i = 0; i < NV; ++i) {
@@ -67,10 +69,12 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
         }
     }
     if constexpr (kPairs)
+#pragma GCC unroll 8
         for (int i = 0; i < NV; i += 2) {
             const Pair<A> pair = Paired<T>::in_order({sum[i], sum[i + 1]});
             sum[i] = pair.first, sum[i + 1] = pair.second;
         }
+#pragma GCC unroll 16
     for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
 }
 

@@ -29,7 +29,7 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
     const A *el = (const A*)a.el, *er = (const A*)a.er, slope = A(a.negative_slope);
     const Tiling t = tiling_for(a.g, a.h, n * sizeof(T), stride * sizeof(A));
     for_rows<I>(a.g, t, n + heads * 8, a.threads, [&](const Span& span) {
-        const int64_t slots = least(t.chunk, span.end - span.first);
+        const int64_t slots = span.slots(g.indptr, t.chunk);
         Scratch<A> acc(slots * stride), max(slots * heads), s(kBlock * heads + kLanes<A>);
         Scratch<double> sum(slots * heads);
         Scratch<const T*> xs(kBlock);
@@ -45,6 +45,7 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
                 }
             },
             [&](const Segment& run) {
+                prefetch(acc + run.slot * stride, n);
                 A* e = s + run.at * heads;
                 attention_logits(g.indices + run.k, run.count, heads, el, er + run.row * heads, slope, e);
                 exp_heads<A>(e, max + run.slot * heads, run.count, heads, e);
@@ -65,31 +66,37 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
 // What the backward pass reads of a destination and head, side by side.
 template <class A> struct Destination { A er, max, inverse_sum, delta; };
 
+// What the backward pass adds up for a destination and head: a (d - delta) over the edges with a negative logit and over
+// the others, and a over the others.
+template <class A> struct Sums { A centred[2], positive; };
+
 // What the backward pass needs of the entries of a source u, (count, heads) each: their attention weights, made anew from
-// what the forward pass kept, the slopes of the leaky ReLU, and delta. Room for whole vectors.
+// what the forward pass kept, the slopes of the leaky ReLU, delta, and the destination and head they belong to. Room for
+// whole vectors.
 template <class A> struct Weights {
     const AttentionArgs& args;
-    Scratch<A> logits, max, inverse, weight, slope, delta;
-    Weights(const AttentionArgs& x, int64_t n)
-        : args(x), logits(n), max(n), inverse(n), weight(n), slope(n), delta(n) {}
+    Scratch<Destination<A>> read;
+    Scratch<A> weight, slope, delta;
+    Scratch<int64_t> node;
+    Weights(const AttentionArgs& x, int64_t n) : args(x), read(n), weight(n), slope(n), delta(n), node(n) {}
     explicit Weights(const AttentionArgs& x) : Weights(x, kBlock * x.heads + kLanes<A>) {}
 
     // Entry j becomes number at + j.
     template <class I> void make(int64_t u, const I* ends, int64_t count, int64_t at) {
         const int64_t heads = args.heads, first = at * heads, n = count * heads;
-        const A *el = (const A*)args.el + u * heads;
-        for (int64_t j = 0; j < count; ++j) {
-            const auto* v = (const Destination<A>*)args.dst + int64_t(ends[j]) * heads;
-            for (int64_t h = 0; h < heads; ++h) {
-                const int64_t i = j * heads + h;
-                logits[i] = v[h].er + el[h], max[i] = v[h].max, inverse[i] = v[h].inverse_sum, delta[first + i] = v[h].delta;
-            }
-        }
+        if (heads == 1) for (int64_t j = 0; j < count; ++j) node[first + j] = ends[j];
+        else
+            for (int64_t j = 0; j < count; ++j)
+                for (int64_t h = 0; h < heads; ++h) node[first + j * heads + h] = int64_t(ends[j]) * heads + h;
+        for (int64_t i = 0; i < n; ++i) memcpy(&read[i], (const Destination<A>*)args.dst + node[first + i], sizeof(Destination<A>));
+        HeadLanes<A> el((const A*)args.el + u * heads, heads);
         const Vec<A> one = splat(A(1)), negative = splat(A(args.negative_slope));
         for (int64_t i = 0; i < n; i += kLanes<A>) {
-            const Vec<A> x = load(logits + i), s = x > 0 ? one : negative;
+            const Quad<A> v = load_transposed<A>((const A*)(read + i));
+            const Vec<A> x = v.a + el.from(i), s = x > 0 ? one : negative;
             store(slope + first + i, s);
-            store(weight + first + i, exp_difference(x * s, load(max + i)) * load(inverse + i));
+            store(weight + first + i, exp_difference(x * s, v.b) * v.c);
+            store(delta + first + i, v.d);
         }
     }
 };
@@ -98,59 +105,62 @@ template <class A> struct Weights {
 // d = grad[v] . h[u]. The gradient of a logit is a (d - D) slope, D the row's mean of d. `delta`, from the stored
 // output, is D but for that output's rounding; how far it is off, e = sum of a (d - delta), is found on the way and
 // taken out again: from grad_er by the caller, from grad_el by correct_grad_el. Sums over sources go into one part per
-// range of rows, so that their order is fixed; a part holds, for a destination and head, the sums of a (d - delta)
-// slope, of a (d - delta), and of a slope.
+// range of rows, so that their order is fixed.
 template <class I, class T> void attention_backward_rows(const AttentionArgs& a) {
     using A = Acc<T>;
     constexpr int64_t kFew = 16;  // entries whose rows of grad stay cached between their two uses
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
-    const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A) + n * sizeof(T));
+    const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
-        const int64_t slots = least(t.chunk, span.end - span.first);
+        const int64_t slots = span.slots(g.indptr, t.chunk), some = kFew * heads + kLanes<A>;
         Weights<A> weights(a);
-        Scratch<A> acc(slots * stride), wide(stride), sum(stride), d(kFew * heads), grad_el(slots * heads);
+        Scratch<A> acc(slots * stride), wide(stride), sum(stride), d(some), centred(some);
+        Scratch<double> grad_el(slots * heads);
         Scratch<const T*> ys(kBlock);
         for_segments(
             g, t, span, {},
             [&](int64_t, int64_t slot) {
                 memset(acc + slot * stride, 0, stride * sizeof(A));
-                memset(grad_el + slot * heads, 0, heads * sizeof(A));
+                memset(grad_el + slot * heads, 0, heads * sizeof(double));
             },
             [&](const Segment& s) {
+                prefetch(acc + s.slot * stride, n), prefetch((const T*)a.h + s.row * n, n);
                 weights.make(s.row, g.indices + s.k, s.count, s.at);
-                const A* sums = (const A*)a.sums + s.share * a.num_dst * heads * 3;
+                const auto* sums = (const Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j = 0; j < s.count; ++j) {
                     const int64_t v = g.indices[s.k + j];
                     ys[s.at + j] = (const T*)a.grad + v * n;
-                    __builtin_prefetch(sums + v * heads * 3, 1);
+                    __builtin_prefetch(sums + v * heads, 1);
                 }
             },
             [&](const Segment& s) {
                 load_row<T>(wide, (const T*)a.h + s.row * n, n);
                 memset(sum, 0, stride * sizeof(A));
-                A* sums = (A*)a.sums + s.share * a.num_dst * heads * 3;
+                auto* sums = (Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
                     const int64_t at = s.at + j0, count = least(kFew, s.count - j0);
                     dots_by_head<T>(ys + at, count, s.ready - j0, kFew, wide, heads, dim, d);
                     const A *weight = weights.weight + at * heads, *slope = weights.slope + at * heads, *delta = weights.delta + at * heads;
-                    for (int64_t j = 0; j < count; ++j)
-                        for (int64_t h = 0; h < heads; ++h) {
-                            const int64_t i = j * heads + h;
-                            const A centred = weight[i] * (d[i] - delta[i]);
-                            A* to = sums + (int64_t(g.indices[s.k + j0 + j]) * heads + h) * 3;
-                            grad_el[s.slot * heads + h] += centred * slope[i];
-                            to[0] += centred * slope[i];
-                            to[1] += centred;
-                            to[2] += weight[i] * slope[i];
-                        }
+                    for (int64_t i = 0; i < count * heads; i += kLanes<A>) {
+                        const Vec<A> c = load(weight + i) * (load(d + i) - load(delta + i));
+                        store(centred + i, c);
+                        store(d + i, c * load(slope + i));
+                    }
+                    sum_heads<A>(d, count, heads, grad_el + s.slot * heads);
+                    for (int64_t i = 0; i < count * heads; ++i) {
+                        Sums<A>& to = sums[weights.node[at * heads + i]];
+                        const bool positive = slope[i] == A(1);
+                        to.centred[positive] += centred[i];
+                        to.positive += positive ? weight[i] : A(0);
+                    }
                     accumulate_heads<T>({ys + at, weight, nullptr, heads, count, count}, heads, dim, sum);
                 }
                 add_row<A>(acc + s.slot * stride, sum, n);
             },
             [&](int64_t u, int64_t slot) {
                 store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
-                memcpy((A*)a.grad_el + u * heads, grad_el + slot * heads, heads * sizeof(A));
+                for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] = A(grad_el[slot * heads + h]);
             });
     }, a.parts);
 }
@@ -162,17 +172,17 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
     const int64_t heads = a.heads;
     for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
         Weights<A> weights(a);
-        Scratch<A> sum(heads);
+        Scratch<double> sum(heads);
         for (int64_t u = first; u < end; ++u) {
-            memset(sum, 0, heads * sizeof(A));
+            memset(sum, 0, heads * sizeof(double));
             for (int64_t k = g.indptr[u], k1 = g.indptr[u + 1]; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
                 weights.make(u, g.indices + k, count, 0);
-                for (int64_t i = 0; i < count * heads; ++i) weights.delta[i] *= weights.weight[i] * weights.slope[i];
-                for (int64_t j = 0; j < count; ++j)
-                    for (int64_t h = 0; h < heads; ++h) sum[h] += weights.delta[j * heads + h];
+                A *e = weights.delta;
+                for (int64_t i = 0; i < count * heads; i += kLanes<A>) store(e + i, load(e + i) * load(weights.weight + i) * load(weights.slope + i));
+                sum_heads<A>(e, count, heads, sum);
             }
-            for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] -= sum[h];
+            for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] -= A(sum[h]);
         }
     });
 }

@@ -13,19 +13,33 @@ template <class A> inline void exp_all(const A* x, A max, int64_t n, A* e) {
     if (i < n) store_n(e + i, exp_difference(load_n(x + i, int(n - i)), m), int(n - i));
 }
 
+// Vectors of (count, heads) values that are the same for every entry: x, (heads,), over and over.
+template <class A> class HeadLanes {
+    static constexpr int W = kLanes<A>;
+    const A* x;
+    int64_t heads;
+    Vec<A> lanes;
+    Vec<A> made(int64_t i) const {
+        A v[W];
+        for (int j = 0; j < W; ++j) v[j] = x[(i + j) % heads];
+        return load(v);
+    }
+  public:
+    HeadLanes(const A* of, int64_t number) : x(of), heads(number), lanes(number == 1 ? splat(of[0]) : made(0)) {}
+    // The vector from value i on, a multiple of kLanes.
+    Vec<A> from(int64_t i) const { return W % heads == 0 ? lanes : made(i); }
+};
+
 // The same for (count, heads) logits with a maximum a head.
 template <class A> inline void exp_heads(const A* x, const A* max, int64_t count, int64_t heads, A* e) {
     if (heads == 1) return exp_all(x, max[0], count, e);
     constexpr int W = kLanes<A>;
-    const bool same = W % heads == 0;  // every vector starts with the first head
-    A m[W] = {};
+    const HeadLanes<A> m(max, heads);
     const int64_t n = count * heads;
     for (int64_t i = 0; i < n; i += W) {
         const int c = int(least(int64_t(W), n - i));
-        if (!same || i == 0)
-            for (int j = 0; j < W; ++j) m[j] = max[(i + j) % heads];
-        if (c == W) store(e + i, exp_difference(load(x + i), load(m)));
-        else store_n(e + i, exp_difference(load_n(x + i, c), load(m)), c);
+        if (c == W) store(e + i, exp_difference(load(x + i), m.from(i)));
+        else store_n(e + i, exp_difference(load_n(x + i, c), m.from(i)), c);
     }
 }
 

@@ -301,7 +301,7 @@ void pair_rows(const PairArgs& a, const void* gathered, int64_t gathers, int64_t
         Tiling tiling = tiling_for(a.g, gathered, gathers * bytes, kept * padded<Acc<T>>(n) * sizeof(Acc<T>));
         if (tiling.shared()) tiling.bytes = bytes;
         const auto walk = [&](const Span& span) {
-            Pass<T, decltype(kind)> pass(a, kind, least(tiling.chunk, span.end - span.first));
+            Pass<T, decltype(kind)> pass(a, kind, span.slots(g.indptr, tiling.chunk));
             for_segments(
                 g, tiling, span, {}, [&](int64_t r, int64_t slot) { pass.begin(r, slot); },
                 [&](const Segment& s) { pass.prepare(g.indices + s.k, s); }, [&](const Segment& s) { pass.consume(s); },

@@ -36,16 +36,16 @@ template <class T> inline void prefetch(const T* p, int64_t n) {
 // The width of a row of n values with room for whole vectors.
 template <class A> inline int64_t padded(int64_t n) { return (n + kLanes<A> - 1) / kLanes<A> * kLanes<A>; }
 
-// Zeroed scratch memory of one thread, freed with it; in huge pages where it is large, or each of its rows would cost a
-// miss of the address cache.
+// Zeroed scratch memory of one thread, freed with it; in huge pages as far as it fills them, or each of its rows would
+// cost a miss of the address cache.
 template <class A> struct Scratch {
     A* data;
     explicit Scratch(int64_t n) {
-        constexpr size_t kHugePage = 2 << 20;
-        const size_t needed = size_t(n) * sizeof(A) + 64, page = needed < kHugePage ? 64 : kHugePage, bytes = (needed + page - 1) / page * page;
-        data = (A*)aligned_alloc(page, bytes);
+        constexpr size_t kHugePage = 2 << 20, kLine = 64;
+        const size_t bytes = (size_t(n) * sizeof(A) / kLine + 1) * kLine, huge = bytes / kHugePage * kHugePage;
+        data = (A*)aligned_alloc(huge ? kHugePage : kLine, bytes);
 #if defined(MADV_HUGEPAGE)
-        if (data && page == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+        if (data && huge) madvise(data, huge, MADV_HUGEPAGE);
 #endif
         if (data) memset(data, 0, bytes);
     }

@@ -25,11 +25,13 @@ struct Tiling {
     bool shared() const { return gathered; }
 };
 
-// kept: bytes of the running result of a row.
+// kept: bytes of the running result of a row. Those of a chunk take no more than 1 / kShare of rows as wide as what is
+// gathered, which is how wide results are.
 inline Tiling tiling_for(const Rows& g, const void* gathered, int64_t bytes, int64_t kept) {
-    constexpr int64_t kTileBytes = 8 << 20, kChunkBytes = 8 << 20, kUntiledBytes = 16 << 10, kWorthAVisit = 4;
+    constexpr int64_t kTileBytes = 8 << 20, kChunkBytes = 8 << 20, kShare = 24, kUntiledBytes = 16 << 10, kWorthAVisit = 4;
     kept = most(kept, int64_t(64));
-    const int64_t tiles = (g.cols * bytes + kTileBytes - 1) / kTileBytes, chunk = most(kChunkBytes / kept, int64_t(16));
+    const int64_t tiles = (g.cols * bytes + kTileBytes - 1) / kTileBytes;
+    const int64_t chunk = most(least(kChunkBytes, g.rows * bytes / kShare) / kept, int64_t(16));
     const bool reused = g.rows > 0 && double(chunk) * g.nnz / g.rows > double(g.cols);
     if (tiles <= 1 || !reused || g.nnz / tiles < kWorthAVisit * g.rows)
         return {g.cols, g.cols, most(int64_t(1), least(kUntiledBytes / kept, int64_t(64))), nullptr, 0};
@@ -42,6 +44,16 @@ struct Span {
     int64_t first, end, lo, hi, shares;
     template <class I> int64_t cut_at(const I* indptr, int64_t c0, int64_t c1, int64_t i) const {
         return shares ? cut(indptr, c0, c1, i, shares) : i == lo ? c0 : c1;
+    }
+    // The most rows it has in a chunk.
+    template <class I> int64_t slots(const I* indptr, int64_t chunk) const {
+        int64_t rows = 0;
+        for (int64_t c0 = first; c0 < end; c0 += chunk) {
+            const int64_t c1 = least(c0 + chunk, end);
+            rows = most(rows, cut_at(indptr, c0, c1, hi) - cut_at(indptr, c0, c1, lo));
+            if (!shares) break;
+        }
+        return rows;
     }
 };
 
@@ -76,17 +88,18 @@ template <class I> int64_t run_end(const I* ids, int64_t k, int64_t row_end, int
 template <class I, class Begin, class Prepare, class Consume, class Finish>
 void for_segments(const View<I>& g, const Tiling& t, const Span& span, const EdgeData& edges, const Begin& begin,
                   const Prepare& prepare, const Consume& consume, const Finish& finish) {
-    constexpr int64_t kRowsAhead = 2, kRunsAhead = 6;
+    constexpr int64_t kRowsAhead = 2, kTogether = 16;
     const bool fetching = g.eids && edges.data;
-    const auto fetch_run = [&](int64_t k) {  // where a row's next run of entries starts
-        __builtin_prefetch(g.indices + k), __builtin_prefetch((const char*)(g.indices + k) + 64);
+    constexpr int64_t kLine = 64 / sizeof(I);
+    const auto fetch_run = [&](int64_t k, int64_t row_end, int64_t tiles_left) {  // a row's next run of entries, if the tiles left share them equally
+        const int64_t stop = least(k + least((row_end - k) / tiles_left, kBlock) + kLine, row_end + kLine);
+        for (int64_t i = k; i < stop; i += kLine) __builtin_prefetch(g.indices + i);
         if (edges.data && !g.eids) __builtin_prefetch(edges.data + k * edges.bytes);
     };
     const auto fetch = [&](int64_t k) { __builtin_prefetch(edges.data + int64_t(g.eids[k]) * edges.bytes); };
-    const int64_t rows = span.end - span.first, chunks = (rows + t.chunk - 1) / t.chunk, size = chunks ? (rows + chunks - 1) / chunks : 0;
-    Scratch<int64_t> next(size), cuts(span.hi - span.lo + 1);
+    Scratch<int64_t> next(span.slots(g.indptr, t.chunk)), cuts(span.hi - span.lo + 1);
     Segment batch[kBlock];
-    int64_t held = 0, filled = 0;
+    int64_t stops[kTogether], held = 0, filled = 0;
     const auto flush = [&] {
         for (int64_t i = 0; i < held; ++i) {
             batch[i].ready = filled - batch[i].at;
@@ -94,31 +107,35 @@ void for_segments(const View<I>& g, const Tiling& t, const Span& span, const Edg
         }
         held = filled = 0;
     };
-    for (int64_t c0 = span.first; c0 < span.end; c0 += size) {
-        const int64_t c1 = least(c0 + size, span.end);
+    for (int64_t c0 = span.first; c0 < span.end; c0 += t.chunk) {
+        const int64_t c1 = least(c0 + t.chunk, span.end);
         for (int64_t i = span.lo; i <= span.hi; ++i) cuts[i - span.lo] = span.cut_at(g.indptr, c0, c1, i);
         const int64_t first = cuts[0], end = cuts[span.hi - span.lo];
         for (int64_t r = first; r < end; ++r) begin(r, r - first), next[r - first] = g.indptr[r];
-        for (int64_t limit = t.tile;; limit += t.tile) {
+        for (int64_t limit = t.tile, tiles_left = t.shared() ? (t.cols + t.tile - 1) / t.tile : 1;; limit += t.tile, --tiles_left) {
             const bool last = limit >= t.cols;
             preload(t, limit - t.tile, least(limit, t.cols), span);
-            for (int64_t r = first, share = span.lo; r < end; ++r) {
-                while (r == cuts[share + 1 - span.lo]) ++share;
-                if (t.shared() && r + kRunsAhead < end) fetch_run(next[r + kRunsAhead - first]);
-                if (fetching && r + kRowsAhead < end) {
-                    const int64_t k = next[r + kRowsAhead - first], stop = least(k + kEdgesAhead, int64_t(g.indptr[r + kRowsAhead + 1]));
-                    for (int64_t i = k; i < stop && (last || g.indices[i] < limit); ++i) fetch(i);
-                }
-                int64_t k = next[r - first], stop = k;
-                const int64_t row_end = g.indptr[r + 1];
-                if (last) stop = row_end;
-                else stop = run_end(g.indices, k, row_end, limit);
-                next[r - first] = stop;
-                for (int64_t count; k < stop; k += count) {
-                    count = least(kBlock, stop - k);
-                    if (held == kBlock || filled + count > kBlock) flush();
-                    prepare(*new (batch + held++) Segment{r, r - first, k, count, filled, 0, stop, share});  // made in place: a copy stalls
-                    filled += count;
+            for (int64_t r0 = first, share = span.lo, r1; r0 < end; r0 = r1) {
+                r1 = least(r0 + kTogether, end);
+                if (t.shared())
+                    for (int64_t r = r1; r < least(r1 + kTogether, end); ++r) fetch_run(next[r - first], g.indptr[r + 1], tiles_left);
+                for (int64_t r = r0; r < r1; ++r)  // apart from what follows, so that the rows' cache misses overlap
+                    stops[r - r0] = last ? int64_t(g.indptr[r + 1]) : run_end(g.indices, next[r - first], g.indptr[r + 1], limit);
+                for (int64_t r = r0; r < r1; ++r) {
+                    while (r == cuts[share + 1 - span.lo]) ++share;
+                    if (fetching && r + kRowsAhead < end) {
+                        const int64_t k = next[r + kRowsAhead - first], stop = least(k + kEdgesAhead, int64_t(g.indptr[r + kRowsAhead + 1]));
+                        for (int64_t i = k; i < stop && (last || g.indices[i] < limit); ++i) fetch(i);
+                    }
+                    const int64_t stop = stops[r - r0];
+                    int64_t k = next[r - first];
+                    next[r - first] = stop;
+                    for (int64_t count; k < stop; k += count) {
+                        count = least(kBlock, stop - k);
+                        if (held == kBlock || filled + count > kBlock) flush();
+                        prepare(*new (batch + held++) Segment{r, r - first, k, count, filled, 0, stop, share});  // made in place: a copy stalls
+                        filled += count;
+                    }
                 }
             }
             flush();

@@ -107,7 +107,7 @@ template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs
     const auto msg = message_of<T>(a.op);
     const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * (sizeof(A) + sizeof(B) * (Ids ? 2 : 1)));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
-        const int64_t slots = least(t.chunk, span.end - span.first);
+        const int64_t slots = span.slots(g.indptr, t.chunk);
         Scratch<A> acc(slots * stride), m(stride);
         Scratch<B> arg(slots * stride), arg_id(Ids ? slots * stride : 0), ids(kBlock);
         Scratch<const T*> xs(kBlock);
@@ -172,11 +172,12 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     const auto msg = message_of<T>(a.op);
     const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * sizeof(A));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
-        Scratch<A> acc(least(t.chunk, span.end - span.first) * stride), m(n), sum(n), weight(kBlock * heads + kLanes<A>);
+        Scratch<A> acc(span.slots(g.indptr, t.chunk) * stride), m(n), sum(n), weight(kBlock * heads + kLanes<A>);
         Scratch<const T*> xs(kBlock), ws(kBlock);
         for_segments(
             g, t, span, {(const char*)w, a.w_stride * int64_t(sizeof(T))}, [&](int64_t, int64_t slot) { memset(acc + slot * stride, 0, stride * sizeof(A)); },
             [&](const Segment& s) {
+                prefetch(acc + s.slot * stride, n);
                 const I* ends = g.indices + s.k;
                 const T **rows = xs + s.at, **edges = ws + s.at;
                 A* to = weight + s.at * heads;

@@ -185,8 +185,9 @@ template <class T> inline void store_n(T* p, Vec<Acc<T>> v, int n) {
 template <class A> struct Pair { Vec<A> first, second; };
 
 template <class A> using Lanes = std::make_integer_sequence<int, kLanes<A>>;
-template <int... I> inline Pair<float> evens_and_odds(VecF a, VecF b, std::integer_sequence<int, I...>) {
-    return {__builtin_shuffle(a, b, VecI{2 * I...}), __builtin_shuffle(a, b, VecI{2 * I + 1 ...})};
+template <class A, int... I> inline Pair<A> evens_and_odds(Vec<A> a, Vec<A> b, std::integer_sequence<int, I...>) {
+    using Int = typename Traits<A>::Int;
+    return {__builtin_shuffle(a, b, Int{2 * I...}), __builtin_shuffle(a, b, Int{2 * I + 1 ...})};
 }
 template <int... I> inline Pair<float> interleaved(VecF a, VecF b, std::integer_sequence<int, I...>) {
     constexpr int W = kLanes<float>;
@@ -205,9 +206,19 @@ template <> struct Paired<bf16> {
         memcpy(&words, p, sizeof words);
         return {(VecF)(words << 16), (VecF)(words & int32_t(0xffff0000))};
     }
-    static Pair<float> paired(Pair<float> x) { return evens_and_odds(x.first, x.second, Lanes<float>{}); }
+    static Pair<float> paired(Pair<float> x) { return evens_and_odds<float>(x.first, x.second, Lanes<float>{}); }
     static Pair<float> in_order(Pair<float> x) { return interleaved(x.first, x.second, Lanes<float>{}); }
 };
+
+// ---- kLanes records of four values: the first of each, the second of each, and so on
+
+template <class A> struct Quad { Vec<A> a, b, c, d; };
+template <class A> inline Quad<A> load_transposed(const A* p) {
+    constexpr int W = kLanes<A>;
+    const Pair<A> low = evens_and_odds<A>(load(p), load(p + W), Lanes<A>{}), high = evens_and_odds<A>(load(p + 2 * W), load(p + 3 * W), Lanes<A>{});
+    const Pair<A> ac = evens_and_odds<A>(low.first, high.first, Lanes<A>{}), bd = evens_and_odds<A>(low.second, high.second, Lanes<A>{});
+    return {ac.first, bd.first, ac.second, bd.second};
+}
 
 // ---- sums of lanes: halves added to each other until one lane is left, always the same tree
 
