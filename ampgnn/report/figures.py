@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from .tables import Row, Table
 
@@ -61,6 +62,7 @@ def loss_curves(table: Table, curves: dict[tuple[str, str, int], pd.DataFrame]) 
                 if len(series) > 1:
                     ax.fill_between(both.index, both.min(axis=1), both.max(axis=1), color=colour, alpha=0.08, lw=0)
             ax.set(xlabel="epoch", title=f"heads {panel}" if panel else "")
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[0][0].set_ylabel("training loss")
         lines = {line.get_label(): line for ax in axes[0] for line in ax.get_lines()}  # a panel may lack some
         axes[0][-1].legend(handles=list(lines.values()), loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -29,6 +29,7 @@ class Row:
     resident: float | None = None  # bytes of the process at the peak; on CUDA those that torch reserved there
     planned: float | None = None  # bytes of tensors that `ampgnn plan` predicts
     speedup: float | None = None  # over DGL fp32 with the same heads on the same device
+    over_fp32: float | None = None  # over fp32 of its own backend, likewise
     runs: list[dict] = field(default_factory=list)  # run_id, experiment, seed, status
 
     @property
@@ -75,7 +76,7 @@ def _table(dataset: str, model: str, group: pd.DataFrame, note: str) -> Table:
         not_run += [(row.id, reason) for reason in config.loc[config.status != "finished", "reason"].unique()]
     rows = [r for r in rows if r.seconds is not None]
     for row in rows:
-        row.speedup = _speedup(row, rows)
+        row.speedup, row.over_fp32 = _speedup(row, rows, "dgl"), _speedup(row, rows, row.backend)
     rows.sort(key=lambda r: (r.heads, r.device, r.backend == "native", r.precision != "fp32", r.precision, r.mode))
     return Table(dataset, model, bool(group["stand_in"].any()), note, rows, not_run, _verdicts(rows))
 
@@ -107,9 +108,9 @@ def _spread(values: pd.Series) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
-def _speedup(row: Row, rows: list[Row]) -> float | None:
+def _speedup(row: Row, rows: list[Row], backend: str) -> float | None:
     for base in rows:
-        if (base.backend, base.precision, base.heads, base.device) == ("dgl", "fp32", row.heads, row.device):
+        if (base.backend, base.precision, base.heads, base.device) == (backend, "fp32", row.heads, row.device):
             return base.seconds[0] / row.seconds[0]
     return None
 

@@ -56,6 +56,8 @@ def write_report(files: list[Path], out: Path, images: list[Path] = ()) -> None:
         "by_reason": by_reason,
         "percent": percent,
         "gib": gib,
+        "times": times,
+        "epochs": epochs,
     }
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -112,6 +114,14 @@ def percent(value: tuple[float, float] | None) -> str:
 
 def gib(value: float | None) -> str:
     return "–" if value is None else f"{value / 2**30:.2f}"
+
+
+def times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}"
+
+
+def epochs(number: int) -> str:
+    return f"{number} epoch" + ("s" if number > 1 else "")
 
 
 def _environments(results: list[dict]) -> list[dict]:

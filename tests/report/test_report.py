@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from ampgnn import config, datasets
-from ampgnn.report import summary, write_report
+from ampgnn.report import summary, tables, write_report
+from ampgnn.report.collect import collect
 from ampgnn.training import run_config
 
 
@@ -59,6 +60,23 @@ def test_tables_figures_and_reasons(runs, tmp_path):
     assert "bf16 amp" in markdown and re.search(r"bf16 amp (matches|differs from) fp32: loss", markdown)
     assert "DGL&#39;s CPU kernels take no float16" in page
     assert "http" not in page.replace("http://127.0.0.1:5000", "").replace("http://www.w3.org", "")
+
+
+def test_the_rows_of_a_markdown_table_are_as_long_as_its_head(runs, tmp_path):
+    write_report(files(runs), tmp_path)
+    found = re.findall(r"(?:^\|.*\n)+", (tmp_path / "report.md").read_text(), re.MULTILINE)
+    assert len(found) == 3  # digits, the stand-in, memory
+    for table in found:
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_each_time_is_compared_with_its_own_backends_fp32(runs, tmp_path):
+    found = {r.id: r for t in tables.make(collect(files(runs)).runs, {}, {}) for r in t.rows}
+    fp32, bf16 = found["gcn-fp32-native-cpu"], found["gcn-bf16-amp-native-cpu"]
+    assert fp32.over_fp32 == found["gcn-fp32-dgl-cpu"].over_fp32 == 1
+    assert bf16.over_fp32 == pytest.approx(fp32.seconds[0] / bf16.seconds[0])
+    stand_in = found["gat-h1.1.1-fp16-amp-native-cpu"]
+    assert stand_in.speedup is None and stand_in.over_fp32 is not None  # DGL did not run there
 
 
 def test_the_stand_in_is_named_wherever_it_is_used(runs, tmp_path):
