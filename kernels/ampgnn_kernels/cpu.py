@@ -108,28 +108,22 @@ def sddmm(indptr, indices, eids, cols, lhs, rhs, op, lhs_target, rhs_target, src
 
 
 def edge_softmax(indptr, indices, eids, logits) -> Tensor:
-    logits = logits.contiguous()
+    return _edge_softmax(indptr, indices, eids, logits, None)
+
+
+def edge_softmax_backward(indptr, indices, eids, logits, grad) -> Tensor:
+    return _edge_softmax(indptr, indices, eids, logits, grad)
+
+
+def _edge_softmax(indptr, indices, eids, logits, grad) -> Tensor:
+    logits, grad = logits.contiguous(), _contiguous(grad)
     out = torch.empty_like(logits)
     _C.edge_softmax(
         *_rows(indptr, indices, eids, 0),
         DTYPES[logits.dtype],
         _width(logits),
         logits.data_ptr(),
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return out
-
-
-def edge_softmax_backward(indptr, indices, eids, logits, grad) -> Tensor:
-    logits, grad = logits.contiguous(), grad.contiguous()
-    out = torch.empty_like(logits)
-    _C.edge_softmax_backward(
-        *_rows(indptr, indices, eids, 0),
-        DTYPES[logits.dtype],
-        _width(logits),
-        logits.data_ptr(),
-        grad.data_ptr(),
+        _address(grad),
         out.data_ptr(),
         torch.get_num_threads(),
     )

@@ -19,6 +19,8 @@ struct Rows {
     int64_t nnz;
     int64_t cols;
     bool wide;  // 64-bit ids, else 32-bit
+    // Rows are parts of one row (see hubs.h): all of them read its data, and results are as wide as sums are, and unfinished.
+    bool pieces = false;
 };
 
 // NumPy broadcasting of two operands' feature dimensions, flattened to `outer` blocks of `inner` columns. Column
@@ -66,7 +68,7 @@ struct SoftmaxArgs {
     DType dtype;
     int64_t heads;
     const void* logits;  // (num_edges, heads)
-    const void* grad;    // backward only: gradient of the result
+    const void* grad;    // gradient of the result, then out is that of the logits; or null
     void* out;
     int threads;
 };
@@ -142,7 +144,6 @@ struct Kernels {
     void (*spmm)(const SpmmArgs&);
     void (*sddmm)(const SddmmArgs&);
     void (*edge_softmax)(const SoftmaxArgs&);
-    void (*edge_softmax_backward)(const SoftmaxArgs&);
     void (*attention)(const AttentionArgs&);
     void (*attention_backward)(const AttentionArgs&);
     void (*correct_grad_el)(const AttentionArgs&);

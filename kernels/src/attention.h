@@ -40,14 +40,14 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
                 for (int64_t h = 0; h < heads; ++h) max[slot * heads + h] = -A(__builtin_inf()), sum[slot * heads + h] = 0;
                 for (int64_t k = g.indptr[v], k1 = g.indptr[v + 1]; k < k1; k += kBlock) {
                     const int64_t count = least(kBlock, k1 - k);
-                    attention_logits(g.indices + k, count, heads, el, er + v * heads, slope, s.data);
+                    attention_logits(g.indices + k, count, heads, el, er + g.own(v) * heads, slope, s.data);
                     max_heads<A>(s, count, heads, max + slot * heads);
                 }
             },
             [&](const Segment& run) {
                 prefetch(acc + run.slot * stride, n);
                 A* e = s + run.at * heads;
-                attention_logits(g.indices + run.k, run.count, heads, el, er + run.row * heads, slope, e);
+                attention_logits(g.indices + run.k, run.count, heads, el, er + g.own(run.row) * heads, slope, e);
                 exp_heads<A>(e, max + run.slot * heads, run.count, heads, e);
                 sum_heads<A>(e, run.count, heads, sum + run.slot * heads);
                 for (int64_t j = 0; j < run.count; ++j) xs[run.at + j] = (const T*)a.h + int64_t(g.indices[run.k + j]) * n;
@@ -125,8 +125,8 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 memset(grad_el + slot * heads, 0, heads * sizeof(double));
             },
             [&](const Segment& s) {
-                prefetch(acc + s.slot * stride, n), prefetch((const T*)a.h + s.row * n, n);
-                weights.make(s.row, g.indices + s.k, s.count, s.at);
+                prefetch(acc + s.slot * stride, n), prefetch((const T*)a.h + g.own(s.row) * n, n);
+                weights.make(g.own(s.row), g.indices + s.k, s.count, s.at);
                 const auto* sums = (const Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j = 0; j < s.count; ++j) {
                     const int64_t v = g.indices[s.k + j];
@@ -135,7 +135,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 }
             },
             [&](const Segment& s) {
-                load_row<T>(wide, (const T*)a.h + s.row * n, n);
+                load_row<T>(wide, (const T*)a.h + g.own(s.row) * n, n);
                 memset(sum, 0, stride * sizeof(A));
                 auto* sums = (Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
@@ -159,7 +159,8 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 add_row<A>(acc + s.slot * stride, sum, n);
             },
             [&](int64_t u, int64_t slot) {
-                store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
+                if (g.pieces) store_row((A*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
+                else store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
                 for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] = A(grad_el[slot * heads + h]);
             });
     }, a.parts);
@@ -177,7 +178,7 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
             memset(sum, 0, heads * sizeof(double));
             for (int64_t k = g.indptr[u], k1 = g.indptr[u + 1]; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
-                weights.make(u, g.indices + k, count, 0);
+                weights.make(g.own(u), g.indices + k, count, 0);
                 A *e = weights.delta;
                 for (int64_t i = 0; i < count * heads; i += kLanes<A>) store(e + i, load(e + i) * load(weights.weight + i) * load(weights.slope + i));
                 sum_heads<A>(e, count, heads, sum);
@@ -187,14 +188,78 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
     });
 }
 
+// a, for the rows from `first` on: destinations in the forward pass, sources in the backward one.
+template <class T> AttentionArgs from_destination(AttentionArgs a, const Rows& rows, int64_t first) {
+    using A = Acc<T>;
+    a.g = rows, a.er = row_at<A>(a.er, first, a.heads), a.out = row_at<T>(a.out, first, a.heads * a.dim);
+    a.max = row_at<A>(a.max, first, a.heads), a.sum = row_at<A>(a.sum, first, a.heads);
+    return a;
+}
+template <class T> AttentionArgs from_source(AttentionArgs a, const Rows& rows, int64_t first) {
+    using A = Acc<T>;
+    a.g = rows, a.h = row_at<T>(a.h, first, a.heads * a.dim), a.el = row_at<A>(a.el, first, a.heads);
+    a.grad_h = row_at<T>(a.grad_h, first, a.heads * a.dim), a.grad_el = row_at<A>(a.grad_el, first, a.heads);
+    return a;
+}
+
+template <class I, class T> void attention_hub(const AttentionArgs& a, int64_t hub) {
+    using A = Acc<T>;
+    const Pieces<I> pieces(a.g, hub);
+    const Scratch<A> out(kPieces * a.heads * a.dim), max(kPieces * a.heads), sum(kPieces * a.heads);
+    AttentionArgs of = from_destination<T>(a, pieces.rows, hub);
+    of.out = out, of.max = max, of.sum = sum;
+    attention_forward_rows<I, T>(of);
+    merge_attention<T>(a, hub, max, sum, out);
+}
+
+template <class I, class T> void attention_backward_hub(const AttentionArgs& a, int64_t hub) {
+    using A = Acc<T>;
+    const int64_t n = a.heads * a.dim;
+    const Pieces<I> pieces(a.g, hub);
+    const Scratch<A> grad_h(kPieces * n), grad_el(kPieces * a.heads);
+    AttentionArgs of = from_source<T>(a, pieces.rows, hub);
+    of.grad_h = grad_h, of.grad_el = grad_el;
+    attention_backward_rows<I, T>(of);
+    store_row((T*)a.grad_h + hub * n, (const A*)add_pieces<A>(grad_h, n), n);
+    std::copy_n(add_pieces<A>(grad_el, a.heads), a.heads, (A*)a.grad_el + hub * a.heads);
+}
+
+template <class I, class T> void correct_grad_el_hub(const AttentionArgs& a, int64_t hub) {
+    using A = Acc<T>;
+    const Pieces<I> pieces(a.g, hub);
+    const Scratch<A> grad_el(kPieces * a.heads);
+    AttentionArgs of = from_source<T>(a, pieces.rows, hub);
+    of.grad_el = grad_el;
+    correct_grad_el_rows<I, T>(of);
+    add_row<A>((A*)a.grad_el + hub * a.heads, add_pieces<A>(grad_el, a.heads), a.heads);
+}
+
 void attention(const AttentionArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) { attention_forward_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+        using I = AMPGNN_TYPE(i);
+        using T = AMPGNN_TYPE(t);
+        around_hubs<I>(
+            a.g, [&](const Rows& rows, int64_t first) { attention_forward_rows<I, T>(from_destination<T>(a, rows, first)); },
+            [&](int64_t hub) { attention_hub<I, T>(a, hub); });
+    });
 }
 void attention_backward(const AttentionArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) { attention_backward_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+        using I = AMPGNN_TYPE(i);
+        using T = AMPGNN_TYPE(t);
+        around_hubs<I>(
+            a.g, [&](const Rows& rows, int64_t first) { attention_backward_rows<I, T>(from_source<T>(a, rows, first)); },
+            [&](int64_t hub) { attention_backward_hub<I, T>(a, hub); });
+    });
 }
 void correct_grad_el(const AttentionArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) { correct_grad_el_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+        using I = AMPGNN_TYPE(i);
+        using T = AMPGNN_TYPE(t);
+        around_hubs<I>(
+            a.g, [&](const Rows& rows, int64_t first) { correct_grad_el_rows<I, T>(from_source<T>(a, rows, first)); },
+            [&](int64_t hub) { correct_grad_el_hub<I, T>(a, hub); });
+    });
 }
 
 }  // namespace

@@ -42,14 +42,8 @@ void sddmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t 
 }
 
 void edge_softmax(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype,
-                  int64_t heads, Address logits, Address out, int threads) {
+                  int64_t heads, Address logits, Address grad, Address out, int threads) {
     kernels().edge_softmax(
-        {rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), heads, at(logits), nullptr, at(out), threads});
-}
-
-void edge_softmax_backward(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype,
-                           int64_t heads, Address logits, Address grad, Address out, int threads) {
-    kernels().edge_softmax_backward(
         {rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), heads, at(logits), at(grad), at(out), threads});
 }
 
@@ -157,7 +151,6 @@ NB_MODULE(_C, m) {
     m.def("spmm", &spmm, Unlocked());
     m.def("sddmm", &sddmm, Unlocked());
     m.def("edge_softmax", &edge_softmax, Unlocked());
-    m.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
     m.def("attention", &attention, Unlocked());
     m.def("attention_backward", &attention_backward, Unlocked());
     m.def("correct_grad_el", &correct_grad_el, Unlocked());

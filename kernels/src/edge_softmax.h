@@ -1,6 +1,8 @@
 // Softmax of the logits of each row's edges. Sums are kept in double: a hub's million terms lose nothing.
 #pragma once
-#include "rows.h"
+#include <cmath>
+
+#include "hubs.h"
 
 namespace {
 
@@ -91,106 +93,147 @@ template <class A> inline void scale_heads(A* x, const A* factor, int64_t count,
 }
 
 // What attention leaves of a row v: `acc`, the sum of exp(logit - max) times features, over `sum`; and both of those.
+// Of a hub's piece it leaves `acc` as it is.
 template <class T, class Args>
 inline void store_attention(const Args& a, int64_t v, bool empty, Acc<T>* acc, const Acc<T>* max, const double* sum) {
     using A = Acc<T>;
     const int64_t n = a.heads * a.dim;
     for (int64_t h = 0; h < a.heads; ++h) {
-        if (!empty) scale_row<A>(acc + h * a.dim, A(1 / sum[h]), a.dim);
+        if (!empty && !a.g.pieces) scale_row<A>(acc + h * a.dim, A(1 / sum[h]), a.dim);
         ((A*)a.max)[v * a.heads + h] = max[h];
         ((A*)a.sum)[v * a.heads + h] = A(sum[h]);
     }
-    store_row((T*)a.out + v * n, (const A*)acc, n);
+    if (a.g.pieces) store_row((A*)a.out + v * n, (const A*)acc, n);
+    else store_row((T*)a.out + v * n, (const A*)acc, n);
 }
 
-// Longest row (logits) whose exponentials are kept between the passes; those of longer rows are computed twice.
-constexpr int64_t kKept = 1 << 14;
-
-template <class I, class T> void edge_softmax_rows(const SoftmaxArgs& a) {
+// Stores the attention of a hub from its pieces': their sums and maxima (kPieces, heads), and out (kPieces, heads, dim).
+template <class T, class Args>
+void merge_attention(const Args& a, int64_t hub, const Acc<T>* maxima, const Acc<T>* sums, Acc<T>* out) {
     using A = Acc<T>;
-    const View<I> g(a.g);
-    const int64_t heads = a.heads;
-    const T* logits = (const T*)a.logits;
-    for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
-        const int64_t block = most(kKept / heads, int64_t(1));
-        Scratch<A> e(block * heads), max(heads), inverse(heads);
-        Scratch<double> sum(heads);
-        const auto gather = [&](int64_t k, int64_t count) { gather_edges(g, logits, heads, k, count, a.g.nnz, e.data); };
-        for (int64_t r = first; r < end; ++r) {
-            const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-            const bool kept = k1 - k0 <= block;
-            for (int64_t h = 0; h < heads; ++h) max[h] = -A(__builtin_inf()), sum[h] = 0;
-            for (int64_t k = k0; k < k1; k += block) {
-                const int64_t count = least(block, k1 - k);
-                gather(k, count);
-                max_heads<A>(e, count, heads, max);
-            }
-            for (int64_t k = k0; k < k1; k += block) {
-                const int64_t count = least(block, k1 - k);
-                if (!kept) gather(k, count);
-                exp_heads<A>(e, max, count, heads, e);
-                sum_heads<A>(e, count, heads, sum);
-            }
-            for (int64_t k = k0; k < k1; k += block) {
-                const int64_t count = least(block, k1 - k);
-                if (!kept) gather(k, count), exp_heads<A>(e, max, count, heads, e);
-                for (int64_t h = 0; h < heads; ++h) inverse[h] = A(1 / sum[h]);
-                scale_heads<A>(e, inverse, count, heads);
-                scatter_edges(g, (const A*)e.data, heads, k, count, (T*)a.out);
-            }
-        }
-    });
+    const int64_t n = a.heads * a.dim;
+    const Scratch<A> max(a.heads), acc(n);
+    const Scratch<double> sum(a.heads);
+    std::copy(maxima, maxima + a.heads, max.data);
+    max_heads<A>(maxima, kPieces, a.heads, max);
+    for (int64_t i = 0; i < kPieces * a.heads; ++i) {
+        const int64_t h = i % a.heads;
+        if (maxima[i] == -A(__builtin_inf())) continue;  // all of its logits are
+        const A factor = std::exp(maxima[i] - max[h]);
+        sum[h] += double(sums[i]) * factor;
+        scale_row(out + i * a.dim, factor, a.dim);
+        add_row<A>(acc + h * a.dim, out + i * a.dim, a.dim);
+    }
+    store_attention<T>(a, hub, false, acc, max, sum);
 }
 
-// grad_logit = a (grad - sum over the row of a * grad), with a made anew from the logits: a rounded weight would leave
-// its error in every gradient of the row.
-template <class I, class T> void edge_softmax_backward_rows(const SoftmaxArgs& a) {
+// The passes over a row's entries [k0, k1): the largest logit, the sums of exp(logit - max) and, with a gradient coming
+// in, of those times it, and the result, which is the weight a, or a (grad - sum over the row of a grad), with a made
+// anew from the logits: a rounded weight would leave its error in every gradient of the row.
+template <class I, class T> class SoftmaxPasses {
     using A = Acc<T>;
-    const View<I> g(a.g);
-    const int64_t heads = a.heads;
-    const T *logits = (const T*)a.logits, *grads = (const T*)a.grad;
-    for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
-        const int64_t block = most(kKept / heads, int64_t(1));
-        Scratch<A> e(block * heads), d(block * heads), max(heads), inverse(heads), mean(heads);
-        Scratch<double> sum(heads), dot(heads);
-        const auto gather = [&](const T* from, int64_t k, int64_t count, A* to) { gather_edges(g, from, heads, k, count, a.g.nnz, to); };
-        for (int64_t r = first; r < end; ++r) {
-            const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-            const bool kept = k1 - k0 <= block;
-            for (int64_t h = 0; h < heads; ++h) max[h] = -A(__builtin_inf()), sum[h] = dot[h] = 0;
-            for (int64_t k = k0; k < k1; k += block) {
-                const int64_t count = least(block, k1 - k);
-                gather(logits, k, count, e);
-                max_heads<A>(e, count, heads, max);
-            }
-            for (int64_t k = k0; k < k1; k += block) {
-                const int64_t count = least(block, k1 - k);
-                if (!kept) gather(logits, k, count, e);
-                exp_heads<A>(e, max, count, heads, e);
-                sum_heads<A>(e, count, heads, sum);
-                gather(grads, k, count, d);
-                for (int64_t i = 0; i < count * heads; ++i) d[i] *= e[i];
-                sum_heads<A>(d, count, heads, dot);
-            }
-            for (int64_t h = 0; h < heads; ++h) inverse[h] = A(1 / sum[h]), mean[h] = A(dot[h] / sum[h]);
-            for (int64_t k = k0; k < k1; k += block) {
-                const int64_t count = least(block, k1 - k);
-                if (!kept) gather(logits, k, count, e), exp_heads<A>(e, max, count, heads, e);
-                gather(grads, k, count, d);
+    static constexpr int64_t kKept = 1 << 14;  // values of a row that are kept between the passes; those of longer rows are made twice
+    const SoftmaxArgs& args;
+    const View<I> g;
+    const bool keeps;
+    const int64_t heads, block;
+    const Scratch<A> e, d, inverse, mean;
+
+    void gather(const void* from, int64_t k, int64_t count, A* to) const {
+        gather_edges(g, (const T*)from, heads, k, count, int64_t(g.indptr[args.g.rows]), to);
+    }
+    bool kept(int64_t k0, int64_t k1) const { return keeps && k1 - k0 <= block; }
+    template <class F> void each_block(int64_t k0, int64_t k1, const F& f) const {
+        for (int64_t k = k0; k < k1; k += block) f(k, least(block, k1 - k));
+    }
+
+  public:
+    // `keep`: a row's passes come one after the other.
+    SoftmaxPasses(const SoftmaxArgs& a, bool keep)
+        : args(a), g(a.g), keeps(keep), heads(a.heads), block(most(kKept / a.heads, int64_t(1))), e(block * heads), d(a.grad ? block * heads : 0), inverse(heads), mean(heads) {}
+
+    void find_max(int64_t k0, int64_t k1, A* max) const {
+        std::fill(max, max + heads, -A(__builtin_inf()));
+        each_block(k0, k1, [&](int64_t k, int64_t count) {
+            gather(args.logits, k, count, e);
+            max_heads<A>(e, count, heads, max);
+        });
+    }
+
+    void add_up(int64_t k0, int64_t k1, const A* max, double* sum, double* dot) const {
+        std::fill(sum, sum + heads, 0.0), std::fill(dot, dot + heads, 0.0);
+        each_block(k0, k1, [&](int64_t k, int64_t count) {
+            if (!kept(k0, k1)) gather(args.logits, k, count, e);
+            exp_heads<A>(e, max, count, heads, e);
+            sum_heads<A>(e, count, heads, sum);
+            if (!args.grad) return;
+            gather(args.grad, k, count, d);
+            for (int64_t i = 0; i < count * heads; ++i) d[i] *= e[i];
+            sum_heads<A>(d, count, heads, dot);
+        });
+    }
+
+    void write(int64_t k0, int64_t k1, const A* max, const double* sum, const double* dot) const {
+        for (int64_t h = 0; h < heads; ++h) inverse[h] = A(1 / sum[h]), mean[h] = A(dot[h] / sum[h]);
+        each_block(k0, k1, [&](int64_t k, int64_t count) {
+            if (!kept(k0, k1)) gather(args.logits, k, count, e), exp_heads<A>(e, max, count, heads, e);
+            if (args.grad) {
+                gather(args.grad, k, count, d);
                 for (int64_t j = 0; j < count; ++j)
                     for (int64_t h = 0; h < heads; ++h) e[j * heads + h] *= d[j * heads + h] - mean[h];
-                scale_heads<A>(e, inverse, count, heads);
-                scatter_edges(g, (const A*)e.data, heads, k, count, (T*)a.out);
             }
+            scale_heads<A>(e, inverse, count, heads);
+            scatter_edges(g, (const A*)e.data, heads, k, count, (T*)args.out);
+        });
+    }
+};
+
+template <class I, class T> void softmax_rows(const SoftmaxArgs& a) {
+    const I* indptr = (const I*)a.g.indptr;
+    for_rows<I>(a.g, a.heads * 8, a.threads, [&](int64_t first, int64_t end) {
+        const SoftmaxPasses<I, T> passes(a, true);
+        const Scratch<Acc<T>> max(a.heads);
+        const Scratch<double> sum(a.heads), dot(a.heads);
+        for (int64_t r = first; r < end; ++r) {
+            const int64_t k0 = indptr[r], k1 = indptr[r + 1];
+            passes.find_max(k0, k1, max);
+            passes.add_up(k0, k1, max, sum, dot);
+            passes.write(k0, k1, max, sum, dot);
         }
     });
+}
+
+template <class I, class T> void softmax_hub(SoftmaxArgs a, int64_t hub) {
+    using A = Acc<T>;
+    const Pieces<I> pieces(a.g, hub);
+    a.g = pieces.rows;
+    const int64_t heads = a.heads;
+    const Scratch<A> max(kPieces * heads);
+    const Scratch<double> sum(kPieces * heads), dot(kPieces * heads);
+    const auto pass = [&](const auto& f) {
+        for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
+            const SoftmaxPasses<I, T> passes(a, false);
+            for (int64_t i = first; i < end; ++i) f(passes, pieces.first(i), pieces.first(i + 1), i * heads);
+        });
+    };
+    pass([&](const auto& passes, int64_t k0, int64_t k1, int64_t at) { passes.find_max(k0, k1, max + at); });
+    max_heads<A>(max, kPieces, heads, max);
+    pass([&](const auto& passes, int64_t k0, int64_t k1, int64_t at) { passes.add_up(k0, k1, max, sum + at, dot + at); });
+    add_pieces<double>(sum, heads), add_pieces<double>(dot, heads);
+    pass([&](const auto& passes, int64_t k0, int64_t k1, int64_t) { passes.write(k0, k1, max, sum, dot); });
 }
 
 void edge_softmax(const SoftmaxArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) { edge_softmax_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
-}
-void edge_softmax_backward(const SoftmaxArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) { edge_softmax_backward_rows<AMPGNN_TYPE(i), AMPGNN_TYPE(t)>(a); });
+    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+        using I = AMPGNN_TYPE(i);
+        using T = AMPGNN_TYPE(t);
+        const auto others = [&](const Rows& rows, int64_t) {
+            SoftmaxArgs of = a;
+            of.g = rows;
+            softmax_rows<I, T>(of);
+        };
+        around_hubs<I>(a.g, others, [&](int64_t hub) { softmax_hub<I, T>(a, hub); });
+    });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 #include "accumulate.h"
 #include "dot.h"
+#include "hubs.h"
 
 namespace {
 
@@ -83,10 +84,10 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
                 }
             },
             [&](const Segment& s) {
-                load_row<T>(wide, row + s.row * row_stride, n);
+                load_row<T>(wide, row + g.own(s.row) * row_stride, n);
                 dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, wide, heads, dim, d);
                 if (a.src_scale || a.dst_scale)
-                    for (int64_t j = 0; j < s.count; ++j) scale_row(d + j * heads, scale_of<A>(a, g.indices[s.k + j], s.row), heads);
+                    for (int64_t j = 0; j < s.count; ++j) scale_row(d + j * heads, scale_of<A>(a, g.indices[s.k + j], g.own(s.row)), heads);
                 scatter_edges(g, (const A*)d.data, heads, s.k, s.count, (T*)a.out);
             },
             kNothing);
@@ -98,9 +99,9 @@ template <class I, class T> void sddmm_any(const SddmmArgs& a) {
     const auto f = combine_of<T>(a.op);
     const int64_t n = a.op == Op::dot ? a.b.outer : a.b.outer * a.b.inner;
     for_rows<I>(a.g, a.b.outer * a.b.inner, a.threads, [&](int64_t first, int64_t end) {
-        for (int64_t v = first; v < end; ++v)
-            for (int64_t k = g.indptr[v]; k < int64_t(g.indptr[v + 1]); ++k) {
-                const int64_t u = g.indices[k], e = g.eid(k);
+        for (int64_t r = first; r < end; ++r)
+            for (int64_t k = g.indptr[r]; k < int64_t(g.indptr[r + 1]); ++k) {
+                const int64_t u = g.indices[k], v = g.own(r), e = g.eid(k);
                 f(a, (const T*)a.lhs + row_of<I>(a.lhs_target, u, v, e) * a.lhs_stride,
                   (const T*)a.rhs + row_of<I>(a.rhs_target, u, v, e) * a.rhs_stride, scale_of<Acc<T>>(a, u, v),
                   (T*)a.out + e * n);
@@ -108,13 +109,23 @@ template <class I, class T> void sddmm_any(const SddmmArgs& a) {
     });
 }
 
-void sddmm(const SddmmArgs& a) {
+// Rows `first` and on of a.
+template <class I, class T> void sddmm_rows(SddmmArgs a, const Rows& rows, int64_t first) {
     const bool one_is_row = (a.lhs_target == Target::v) != (a.rhs_target == Target::v);
+    a.g = rows, a.dst_scale = row_at<Acc<T>>(a.dst_scale, first, 1);
+    if (a.lhs_target == Target::v) a.lhs = row_at<T>(a.lhs, first, a.lhs_stride);
+    if (a.rhs_target == Target::v) a.rhs = row_at<T>(a.rhs, first, a.rhs_stride);
+    if (a.op == Op::dot && one_is_row && heads_match(a.b)) sddmm_dot<I, T>(a);
+    else sddmm_any<I, T>(a);
+}
+
+void sddmm(const SddmmArgs& a) {
     with_types(a.g, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
-        if (a.op == Op::dot && one_is_row && heads_match(a.b)) sddmm_dot<I, T>(a);
-        else sddmm_any<I, T>(a);
+        around_hubs<I>(
+            a.g, [&](const Rows& rows, int64_t first) { sddmm_rows<I, T>(a, rows, first); },
+            [&](int64_t hub) { sddmm_rows<I, T>(a, Pieces<I>(a.g, hub).rows, hub); });
     });
 }
 

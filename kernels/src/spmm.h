@@ -1,6 +1,7 @@
 // out[v] = reduce over the edges (u, e, v) of op(x[u], w[e]).
 #pragma once
 #include "accumulate.h"
+#include "hubs.h"
 
 namespace {
 
@@ -139,7 +140,8 @@ template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs
                 }
             },
             [&](int64_t r, int64_t slot) {
-                store_row((T*)a.out + r * n, (const A*)acc + slot * stride, n);
+                if (g.pieces) store_row((A*)a.out + r * n, (const A*)acc + slot * stride, n);
+                else store_row((T*)a.out + r * n, (const A*)acc + slot * stride, n);
                 const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
                 if (a.arg)
                     for (int64_t i = 0; i < n; ++i) ((I*)a.arg)[r * n + i] = k0 < k1 ? I(k0 + arg[slot * stride + i]) : I(-1);
@@ -160,11 +162,20 @@ template <class T> bool weights_are_columns(const SpmmArgs& a) {
     return a.op == Op::mul && a.b.outer == 1 && a.b.lhs_step == 1 && a.b.rhs_step == 1;
 }
 
+// Stores a row's sum as the result of row r.
+template <class T> void finish_sum(const SpmmArgs& a, int64_t r, int64_t degree, int64_t n, Acc<T>* sum) {
+    using A = Acc<T>;
+    if (a.reduce == Reduce::mean && degree > 0)
+        for (int64_t i = 0; i < n; ++i) sum[i] /= A(degree);
+    if (a.dst_scale) scale_row<A>(sum, ((const A*)a.dst_scale)[r], n);
+    store_row((T*)a.out + r * n, (const A*)sum, n);
+}
+
 template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     using A = Acc<T>;
     const View<I> g(a.g);
     const T *x = (const T*)a.x, *w = (const T*)a.w;
-    const A *src_scale = (const A*)a.src_scale, *dst_scale = (const A*)a.dst_scale;
+    const A* src_scale = (const A*)a.src_scale;
     const int64_t n = a.b.outer * a.b.inner, stride = padded<A>(n), heads = a.op == Op::copy_u ? 1 : a.b.outer;
     const int64_t x_stride = a.x_stride, w_stride = a.w_stride;
     const bool by_head = weights_are_heads<T>(a), by_column = !by_head && weights_are_columns<T>(a) && !a.src_scale;
@@ -209,24 +220,58 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
                 add_row<A>(to, sum, n);
             },
             [&](int64_t r, int64_t slot) {
-                A* row = acc + slot * stride;
-                const int64_t degree = int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]);
-                if (a.reduce == Reduce::mean && degree > 0)
-                    for (int64_t i = 0; i < n; ++i) row[i] /= A(degree);
-                if (dst_scale) scale_row<A>(row, dst_scale[r], n);
-                store_row((T*)a.out + r * n, (const A*)row, n);
+                A* sum = acc + slot * stride;
+                if (g.pieces) store_row((A*)a.out + r * n, (const A*)sum, n);
+                else finish_sum<T>(a, r, int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]), n, sum);
             });
     });
+}
+
+template <class I, class T> void spmm_rows(const SpmmArgs& a) {
+    const bool ids = a.arg && a.g.eids;  // else entries come in the order of their ids, or nobody asks which one won
+    if (a.reduce == Reduce::max) ids ? spmm_extreme<I, T, true, true>(a) : spmm_extreme<I, T, true, false>(a);
+    else if (a.reduce == Reduce::min) ids ? spmm_extreme<I, T, false, true>(a) : spmm_extreme<I, T, false, false>(a);
+    else spmm_sum<I, T>(a);
+}
+
+// Whether a later piece's extreme v, of entry k, takes the place of `best`, as in extreme_columns.
+template <class I, class A> bool replaces(const SpmmArgs& a, A v, I k, A best, I best_k) {
+    if (best != best) return false;
+    if (a.arg && a.g.eids && v == best) return ((const I*)a.g.eids)[k] < ((const I*)a.g.eids)[best_k];
+    return a.reduce == Reduce::max ? !(v <= best) : !(v >= best);
+}
+
+template <class I, class T> void spmm_hub(const SpmmArgs& a, int64_t hub) {
+    using A = Acc<T>;
+    const int64_t n = a.b.outer * a.b.inner;
+    const Pieces<I> pieces(a.g, hub);
+    const Scratch<A> out(kPieces * n);
+    const Scratch<I> arg(a.arg ? kPieces * n : 0);
+    SpmmArgs of = a;
+    of.g = pieces.rows, of.out = out, of.arg = a.arg ? arg.data : nullptr;
+    spmm_rows<I, T>(of);
+    if (a.reduce == Reduce::sum || a.reduce == Reduce::mean)
+        return finish_sum<T>(a, hub, pieces.rows.nnz, n, add_pieces<A>(out, n));
+    for (int64_t i = n; i < kPieces * n; ++i) {
+        const int64_t j = i % n, k = a.arg ? i : 0, best = a.arg ? j : 0;
+        if (replaces<I>(a, out[i], arg[k], out[j], arg[best])) out[j] = out[i], arg[best] = arg[k];
+    }
+    store_row((T*)a.out + hub * n, (const A*)out, n);
+    if (a.arg) std::copy(arg.data, arg.data + n, (I*)a.arg + hub * n);
 }
 
 void spmm(const SpmmArgs& a) {
     with_types(a.g, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
-        const bool ids = a.arg && a.g.eids;  // else entries come in the order of their ids, or nobody asks which one won
-        if (a.reduce == Reduce::max) ids ? spmm_extreme<I, T, true, true>(a) : spmm_extreme<I, T, true, false>(a);
-        else if (a.reduce == Reduce::min) ids ? spmm_extreme<I, T, false, true>(a) : spmm_extreme<I, T, false, false>(a);
-        else spmm_sum<I, T>(a);
+        const int64_t n = a.b.outer * a.b.inner;
+        const auto others = [&](const Rows& rows, int64_t first) {
+            SpmmArgs of = a;
+            of.g = rows, of.out = row_at<T>(a.out, first, n), of.arg = row_at<I>(a.arg, first, n);
+            of.dst_scale = row_at<Acc<T>>(a.dst_scale, first, 1);
+            spmm_rows<I, T>(of);
+        };
+        around_hubs<I>(a.g, others, [&](int64_t hub) { spmm_hub<I, T>(a, hub); });
     });
 }
 

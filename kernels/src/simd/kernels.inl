@@ -15,7 +15,6 @@ const ampgnn::Kernels& ampgnn::AMPGNN_JOIN(AMPGNN_ISA, _kernels)() {
                                      ::spmm,
                                      ::sddmm,
                                      ::edge_softmax,
-                                     ::edge_softmax_backward,
                                      ::attention,
                                      ::attention_backward,
                                      ::correct_grad_el,
