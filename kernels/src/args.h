@@ -158,6 +158,7 @@ const Kernels& generic_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+const Kernels& avx512bf16_kernels();
 #endif
 
 }  // namespace ampgnn

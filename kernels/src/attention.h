@@ -115,7 +115,8 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
         const int64_t slots = span.slots(g.indptr, t.chunk), some = kFew * heads + kLanes<A>;
         Weights<A> weights(a);
-        Scratch<A> acc(slots * stride), wide(stride), sum(stride), d(some), centred(some);
+        Scratch<Dotted<T>> near(stride);
+        Scratch<A> acc(slots * stride), sum(stride), d(some), centred(some);
         Scratch<double> grad_el(slots * heads);
         Scratch<const T*> ys(kBlock);
         for_segments(
@@ -135,12 +136,12 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 }
             },
             [&](const Segment& s) {
-                load_row<T>(wide, (const T*)a.h + g.own(s.row) * n, n);
+                hold_row<T>(near, (const T*)a.h + g.own(s.row) * n, n);
                 memset(sum, 0, stride * sizeof(A));
                 auto* sums = (Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
                     const int64_t at = s.at + j0, count = least(kFew, s.count - j0);
-                    dots_by_head<T>(ys + at, count, s.ready - j0, kFew, wide, heads, dim, d);
+                    dots_by_head<T>(ys + at, count, s.ready - j0, kFew, near, heads, dim, d);
                     const A *weight = weights.weight + at * heads, *slope = weights.slope + at * heads, *delta = weights.delta + at * heads;
                     for (int64_t i = 0; i < count * heads; i += kLanes<A>) {
                         const Vec<A> c = load(weight + i) * (load(d + i) - load(delta + i));

@@ -12,9 +12,10 @@ std::vector<const Kernels*> supported() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        found.push_back(&avx512_kernels());
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16_kernels());
+    if (avx512) found.push_back(&avx512_kernels());
     if (avx2) found.push_back(&avx2_kernels());
 #endif
     found.push_back(&generic_kernels());

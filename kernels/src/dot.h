@@ -48,30 +48,73 @@ template <class T, int N, class Term> inline void sums(const T* const* x, int64_
     lanes_sums<A, N>(sum, out);
 }
 
-// out[j * heads + h] = sum over head h of x[j] of term(h), a term for `sums`. Of the `ready` rows from x on, those `ahead` are
-// fetched on the way.
-template <class T, class Term>
-void sums_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead, int64_t heads, int64_t dim, Acc<T>* out, const Term& term) {
+// out[j * heads + h] = sum over head h of x[j], which of_head(h, number, rows, sums) finds for 4 rows or one. Of the `ready`
+// rows from x on, those `ahead` are fetched on the way.
+template <class T, class OfHead>
+void sums_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead, int64_t heads, int64_t dim, Acc<T>* out, const OfHead& of_head) {
     for (int64_t j = 0; j < count; j += 4) {
         const int64_t some = least(count - j, int64_t(4));
         for (int64_t q = j + ahead; q < least(j + ahead + some, ready); ++q) prefetch(x[q], heads * dim);
         for (int64_t h = 0; h < heads; ++h) {
-            const auto of_head = term(h);
             const T* rows[4];
             Acc<T> d[4];
             for (int q = 0; q < some; ++q) rows[q] = x[j + q] + h * dim;
-            if (some == 4) sums<T, 4>(rows, dim, d, of_head);
-            else for (int q = 0; q < some; ++q) sums<T, 1>(rows + q, dim, d + q, of_head);
+            if (some == 4) of_head(h, std::integral_constant<int, 4>{}, rows, d);
+            else for (int q = 0; q < some; ++q) of_head(h, std::integral_constant<int, 1>{}, rows + q, d + q);
             for (int q = 0; q < some; ++q) out[(j + q) * heads + h] = d[q];
         }
     }
 }
 
-// out[j * heads + h] = dot of head h of x[j] and of y, which is already wide; `ready` and `ahead` as above.
+#if defined(__AVX512BF16__)
+// Multiplies pairs of bf16 and adds them up in fp32; values below 2^-126 count as zero, as in every matrix product that
+// uses these instructions.
+template <int N> inline void dots(const bf16* const* x, int64_t n, const bf16* y, float* out) {
+    constexpr int W = 2 * kLanes<float>;
+    const auto pairs = [](const bf16* p, __mmask32 lanes) { return (__m512bh)_mm512_maskz_loadu_epi16(lanes, p); };
+    constexpr __mmask32 kAll = ~__mmask32(0);
+    __m512 sum[N] = {}, more[N] = {};
+    int64_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {
+        const __m512bh near = pairs(y + i, kAll), next = pairs(y + i + W, kAll);
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+            sum[j] = _mm512_dpbf16_ps(sum[j], pairs(x[j] + i, kAll), near);
+            more[j] = _mm512_dpbf16_ps(more[j], pairs(x[j] + i + W, kAll), next);
+        }
+    }
+    for (; i < n; i += W) {
+        const __mmask32 lanes = n - i < W ? kAll >> (W - (n - i)) : kAll;
+        const __m512bh near = pairs(y + i, lanes);
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) sum[j] = _mm512_dpbf16_ps(sum[j], pairs(x[j] + i, lanes), near);
+    }
+    VecF sums[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) sums[j] = (VecF)sum[j] + (VecF)more[j];
+    lanes_sums<float, N>(sums, out);
+}
+#endif
+template <int N, class T> inline void dots(const T* const* x, int64_t n, const Acc<T>* y, Acc<T>* out) {
+    sums<T, N>(x, n, out, [y](Vec<Acc<T>> v, const auto& at) { return v * at(y); });
+}
+
+// What a row is held as for its dot products: wide, or as it is where bf16 is multiplied as such.
+#if defined(__AVX512BF16__)
+template <class T> using Dotted = std::conditional_t<std::is_same_v<T, bf16>, T, Acc<T>>;
+#else
+template <class T> using Dotted = Acc<T>;
+#endif
+template <class T> inline void hold_row(Dotted<T>* to, const T* row, int64_t n) {
+    if constexpr (std::is_same_v<T, Dotted<T>>) memcpy(to, row, n * sizeof(T));
+    else load_row<T>(to, row, n);
+}
+
+// out[j * heads + h] = dot of head h of x[j] and of y, which hold_row made; `ready` and `ahead` as above.
 template <class T>
-void dots_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead, const Acc<T>* y, int64_t heads, int64_t dim, Acc<T>* out) {
+void dots_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead, const Dotted<T>* y, int64_t heads, int64_t dim, Acc<T>* out) {
     sums_by_head<T>(x, count, ready, ahead, heads, dim, out,
-                    [&](int64_t h) { return [row = y + h * dim](Vec<Acc<T>> v, const auto& at) { return v * at(row); }; });
+                    [&](int64_t h, auto number, const T* const* rows, Acc<T>* d) { dots<number>(rows, dim, y + h * dim, d); });
 }
 
 void row_dot(const RowDotArgs& a) {
@@ -80,12 +123,12 @@ void row_dot(const RowDotArgs& a) {
         using A = Acc<T>;
 #pragma omp parallel num_threads(a.threads) if (a.rows * a.dim > 1 << 16)
         {
-            Scratch<A> wide(a.dim);
+            Scratch<Dotted<T>> held(a.dim);
 #pragma omp for schedule(static)
             for (int64_t r = 0; r < a.rows; ++r) {
                 const T* row = (const T*)a.a + r * a.dim;
-                load_row<T>(wide, (const T*)a.b + r * a.dim, a.dim);
-                dots_by_head<T>(&row, 1, 1, 0, wide, 1, a.dim, (A*)a.out + r);
+                hold_row<T>(held, (const T*)a.b + r * a.dim, a.dim);
+                dots_by_head<T>(&row, 1, 1, 0, held, 1, a.dim, (A*)a.out + r);
             }
         }
     });

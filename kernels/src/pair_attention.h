@@ -34,10 +34,10 @@ template <class T, class Kind>
 void pair_logits(const PairArgs& a, const Kind& kind, const T* const* ends, int64_t count, int64_t ready, int64_t ahead,
                  const Acc<T>* near, Acc<T>* out) {
     const auto* factor = (const Acc<T>*)a.factor;
-    sums_by_head<T>(ends, count, ready, ahead, a.heads, a.dim, out, [&](int64_t h) {
-        return [&kind, here = near + h * a.dim, factors = factor + h * a.dim](Vec<Acc<T>> far, const auto& at) {
+    sums_by_head<T>(ends, count, ready, ahead, a.heads, a.dim, out, [&](int64_t h, auto number, const T* const* rows, Acc<T>* d) {
+        sums<T, number>(rows, a.dim, d, [&kind, here = near + h * a.dim, factors = factor + h * a.dim](Vec<Acc<T>> far, const auto& at) {
             return kind.pair(far, at(here), at(factors));
-        };
+        });
     });
 }
 
@@ -112,7 +112,7 @@ template <class T, class Kind> struct PairWeights {
 
     // ends, near: the rows behind the logits; dotted, with: those behind d; dst: what args.dst has of the destinations.
     // Of `ready` entries those after `count` are fetched on the way.
-    void make(const T* const* ends, const A* near, const T* const* dotted, const A* with, const A* const* dst, int64_t count,
+    void make(const T* const* ends, const A* near, const T* const* dotted, const Dotted<T>* with, const A* const* dst, int64_t count,
               int64_t ready) const {
         const int64_t heads = args.heads;
         pair_logits<T>(args, kind, ends, count, ready, few, near, logits.data);
@@ -180,7 +180,7 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
     using A = Acc<T>;
     using Base::a, Base::heads, Base::dim, Base::n, Base::stride, Base::few, Base::weights, Base::own, Base::other, Base::near;
     static constexpr bool kRounded = sizeof(T) < sizeof(A);
-    Scratch<A> grad;
+    Scratch<Dotted<T>> grad;
     Scratch<double> off;
     Scratch<const T*> xs;
     Scratch<const A*> records;
@@ -197,7 +197,7 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
             r[heads + h] = 1 / ((const A*)a.sum)[v * heads + h];
         }
         const T* stored = (const T*)a.out + v * n;
-        load_row<T>(grad, (const T*)a.grad + v * n, n);
+        hold_row<T>(grad, (const T*)a.grad + v * n, n);
         dots_by_head<T>(&stored, 1, 1, 0, grad, heads, dim, r + 2 * heads);
     }
 
@@ -208,7 +208,7 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
 
     __attribute__((noinline)) void consume(const Segment& s) {
         this->begin_segment(s, (const T*)a.h_dst + s.row * n);
-        load_row<T>(grad, (const T*)a.grad + s.row * n, n);
+        hold_row<T>(grad, (const T*)a.grad + s.row * n, n);
         const auto by_near = this->kind.by_near(near);
         for (int64_t j0 = 0; j0 < s.count; j0 += few) {
             const T* const* ends = xs + s.at + j0;
@@ -241,11 +241,12 @@ template <class T, class Kind> struct PairBackwardSources : PairBackward<T, Kind
     using Base = PairBackward<T, Kind>;
     using A = Acc<T>;
     using Base::a, Base::heads, Base::dim, Base::n, Base::stride, Base::few, Base::weights, Base::own, Base::other, Base::near;
+    Scratch<Dotted<T>> dotted;
     Scratch<const T*> ys, grads;
     Scratch<const A*> records;
 
     PairBackwardSources(const PairArgs& args, const Kind& k, int64_t slots)
-        : Base(args, k, slots, cached_entries(2 * args.heads * args.dim * sizeof(T))), ys(kBlock), grads(kBlock), records(kBlock) {}
+        : Base(args, k, slots, cached_entries(2 * args.heads * args.dim * sizeof(T))), dotted(stride), ys(kBlock), grads(kBlock), records(kBlock) {}
 
     void begin(int64_t, int64_t slot) { Base::begin(slot); }
 
@@ -258,14 +259,16 @@ template <class T, class Kind> struct PairBackwardSources : PairBackward<T, Kind
     }
 
     __attribute__((noinline)) void consume(const Segment& s) {
-        this->begin_segment(s, (const T*)a.h + s.row * n);
+        const T* row = (const T*)a.h + s.row * n;
+        this->begin_segment(s, row);
+        hold_row<T>(dotted, row, n);
         const auto by_near = this->kind.by_near(near);
         for (int64_t j0 = 0; j0 < s.count; j0 += few) {
             const T *const *ends = ys + s.at + j0, *const *gs = grads + s.at + j0;
             const A* const* dst = records + s.at + j0;
             const int64_t count = least(few, s.count - j0);
             for (int64_t j = count; j < least(count + few, s.ready - j0); ++j) prefetch(dst[j], heads * 3);
-            weights.make(ends, near, gs, near, dst, count, s.ready - j0);
+            weights.make(ends, near, gs, dotted, dst, count, s.ready - j0);
             accumulate_heads<T>({ends, weights.centred, nullptr, heads, count, count}, heads, dim, this->sum_own, by_near);
             accumulate_heads<T>({gs, weights.weight, nullptr, heads, count, count}, heads, dim, this->sum_other);
         }

@@ -61,7 +61,7 @@ template <class A> inline A scale_of(const SddmmArgs& a, int64_t u, int64_t v) {
     return (a.src_scale ? ((const A*)a.src_scale)[u] : A(1)) * (a.dst_scale ? ((const A*)a.dst_scale)[v] : A(1));
 }
 
-// dot with one operand at the row's own node, held wide, and the other at the entries' ends.
+// dot with one operand at the row's own node, held for it, and the other at the entries' ends.
 template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
     using A = Acc<T>;
     const View<I> g(a.g);
@@ -73,7 +73,8 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
     const int64_t heads = a.b.outer, dim = a.b.inner, n = heads * dim;
     const Tiling t = tiling_for(a.g, far, far_is_edge ? 0 : n * sizeof(T), n * sizeof(T));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
-        Scratch<A> wide(padded<A>(n)), d(kBlock * heads);
+        Scratch<Dotted<T>> near(padded<A>(n));
+        Scratch<A> d(kBlock * heads);
         Scratch<const T*> xs(kBlock);
         for_segments(
             g, t, span, {(const char*)a.out, heads * int64_t(sizeof(T))}, kNothing,
@@ -84,8 +85,8 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
                 }
             },
             [&](const Segment& s) {
-                load_row<T>(wide, row + g.own(s.row) * row_stride, n);
-                dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, wide, heads, dim, d);
+                hold_row<T>(near, row + g.own(s.row) * row_stride, n);
+                dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, near, heads, dim, d);
                 if (a.src_scale || a.dst_scale)
                     for (int64_t j = 0; j < s.count; ++j) scale_row(d + j * heads, scale_of<A>(a, g.indices[s.k + j], g.own(s.row)), heads);
                 scatter_edges(g, (const A*)d.data, heads, s.k, s.count, (T*)a.out);

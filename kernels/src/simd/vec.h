@@ -115,6 +115,10 @@ inline VecF widen(__m256i h, bf16) { return (VecF)_mm512_slli_epi32(_mm512_cvtep
 inline VecF widen(__m256i h, f16) { return (VecF)_mm512_cvtph_ps(h); }
 template <class T> inline VecF load_half(const T* p) { return widen(_mm256_loadu_si256((const __m256i*)p), T{}); }
 inline __m256i narrow(VecF v, bf16) {
+#if defined(__AVX512BF16__)
+    constexpr int kSubnormal = 0x20;  // which the instruction takes for zero
+    if (!_mm512_fpclass_ps_mask((__m512)v, kSubnormal)) return (__m256i)_mm512_cvtneps_pbh((__m512)v);
+#endif
     const __m512i b = (__m512i)v;
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));

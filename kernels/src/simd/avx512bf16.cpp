@@ -1,0 +1,2 @@
+#define AMPGNN_ISA avx512bf16
+#include "kernels.inl"
