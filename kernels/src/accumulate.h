@@ -15,6 +15,8 @@ template <class T> struct Block {
     int64_t w_stride;
     int64_t count;
     int64_t ready;  // entries of x that may be prefetched, count or more
+    const T* row(int64_t k) const { return x[k]; }
+    Acc<T> scalar(int64_t k) const { return w[k * w_stride]; }
 };
 
 struct AsItIs { template <class V> V operator()(V x, int64_t) const { return x; } };
@@ -22,8 +24,8 @@ struct AsItIs { template <class V> V operator()(V x, int64_t) const { return x; 
 // NV vectors of columns from `col`; the last holds `tail` columns where Tail. The block's terms are added up before
 // they meet acc, so that a hub's sum of n terms errs by about kBlock + n / kBlock roundings, not n. f is given whole
 // vectors, the last one's with zeros behind the tail.
-template <class T, Weight M, int NV, bool Tail, class F>
-void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc, const F& f) {
+template <class T, Weight M, int NV, bool Tail, class B, class F>
+void accumulate_columns(const B& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc, const F& f) {
     using A = Acc<T>;
     using Int = typename Traits<A>::Int;
     constexpr int W = kLanes<A>;
@@ -39,16 +41,19 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
             for (int q = 0; q < W; ++q) lane[i][q] = typename Traits<A>::Bits(least((col + i * W + q) / per_weight, int64_t(W - 1)));
     }
     for (int64_t k = 0; k < b.count; ++k) {
-        if (k + kAhead < b.ready) prefetch(b.x[k + kAhead] + col, NV * W);
-        const T* x = b.x[k] + col;
-        const A* w = M == Weight::none || M == Weight::per_column ? nullptr : b.w + k * b.w_stride;
+        if (k + kAhead < b.ready) prefetch(b.row(k + kAhead) + col, NV * W);
+        const T* x = b.row(k) + col;
+        A scalar = 1;
+        const A* w = nullptr;
+        if constexpr (M == Weight::scalar) scalar = b.scalar(k);
+        else if constexpr (M != Weight::none && M != Weight::per_column) w = b.w + k * b.w_stride;
         Vec<A> lanes;
         if (M == Weight::shuffled) lanes = load(w);
         if constexpr (kPairs) {
 #pragma GCC unroll 8
             for (int i = 0; i < NV; i += 2) {
                 const Pair<A> v = Paired<T>::load_pair(x + i * W);
-                const A factor = M == Weight::none ? A(1) : M == Weight::scalar ? w[0] : w[wi[i]];
+                const A factor = M == Weight::per_pair ? w[wi[i]] : scalar;
                 if (M == Weight::none) sum[i] += v.first, sum[i + 1] += v.second;
                 else sum[i] += v.first * factor, sum[i + 1] += v.second * factor;
             }
@@ -59,10 +64,10 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
             const bool partial = Tail && i == NV - 1;
             const Vec<A> value = f(partial ? load_n(x + i * W, tail) : load(x + i * W), col + i * W);
             if (M == Weight::none) sum[i] += value;
-            if (M == Weight::scalar) sum[i] += value * w[0];
+            if (M == Weight::scalar) sum[i] += value * scalar;
             if (M == Weight::per_vector || M == Weight::per_pair) sum[i] += value * w[wi[i]];
             if (M == Weight::shuffled) sum[i] += value * __builtin_shuffle(lanes, lane[i]);
-            if (M == Weight::per_column) {
+            if constexpr (M == Weight::per_column) {
                 const T* wx = b.wx[k] + col + i * W;
                 sum[i] += value * (partial ? load_n(wx, tail) : load(wx));
             }
@@ -78,16 +83,16 @@ void accumulate_columns(const Block<T>& b, int64_t col, int64_t per_weight, int 
     for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
 }
 
-template <class T, Weight M, int NV, class F>
-void accumulate_some(const Block<T>& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc, const F& f) {
+template <class T, Weight M, int NV, class B, class F>
+void accumulate_some(const B& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc, const F& f) {
     if (tail) accumulate_columns<T, M, NV, true>(b, col, per_weight, tail, acc, f);
     else accumulate_columns<T, M, NV, false>(b, col, per_weight, 0, acc, f);
 }
 
 // All of the columns [0, n). acc has room for whole vectors. per_weight: columns that share a weight (per_vector,
 // per_pair: a multiple of one or two vectors).
-template <class T, Weight M, class F = AsItIs>
-void accumulate(const Block<T>& b, int64_t n, int64_t per_weight, Acc<T>* acc, const F& f = {}) {
+template <class T, Weight M, class B, class F = AsItIs>
+void accumulate(const B& b, int64_t n, int64_t per_weight, Acc<T>* acc, const F& f = {}) {
     constexpr int W = kLanes<Acc<T>>;
     int64_t col = 0;
     if (M != Weight::shuffled)  // which needs a register more for each vector
@@ -119,7 +124,7 @@ void accumulate_heads(const Block<T>& b, int64_t heads, int64_t dim, Acc<T>* acc
     for (int64_t h = 0; h < heads; h += W) {
         for (int64_t k = 0; k < b.ready; ++k) x[k] = b.x[k] + h * dim;
         const int64_t some = least(W, heads - h);
-        accumulate<T, Weight::shuffled>({x, b.w + h, nullptr, b.w_stride, b.count, b.ready}, some * dim, dim, acc + h * dim,
+        accumulate<T, Weight::shuffled>(Block<T>{x, b.w + h, nullptr, b.w_stride, b.count, b.ready}, some * dim, dim, acc + h * dim,
                                         [&](auto v, int64_t col) { return f(v, h * dim + col); });
     }
 }

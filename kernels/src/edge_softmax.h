@@ -127,80 +127,126 @@ void merge_attention(const Args& a, int64_t hub, const Acc<T>* maxima, const Acc
     store_attention<T>(a, hub, false, acc, max, sum);
 }
 
-// The passes over a row's entries [k0, k1): the largest logit, the sums of exp(logit - max) and, with a gradient coming
-// in, of those times it, and the result, which is the weight a, or a (grad - sum over the row of a grad), with a made
+// The result for an entry is its weight a or, with a gradient coming in, a (grad - sum over the row of a grad), with a made
 // anew from the logits: a rounded weight would leave its error in every gradient of the row.
-template <class I, class T> class SoftmaxPasses {
+
+// One thread's work on rows whose entries are contiguous.
+template <class I, class T> class Softmax {
     using A = Acc<T>;
-    static constexpr int64_t kKept = 1 << 14;  // values of a row that are kept between the passes; those of longer rows are made twice
+    static constexpr int64_t kTogether = 1 << 10, kLongest = 1 << 14;  // values
     const SoftmaxArgs& args;
     const View<I> g;
-    const bool keeps;
     const int64_t heads, block;
-    const Scratch<A> e, d, inverse, mean;
+    const Scratch<A> e, d, ed, of_row, max;
+    const Scratch<double> sum, dot;
 
     void gather(const void* from, int64_t k, int64_t count, A* to) const {
         gather_edges(g, (const T*)from, heads, k, count, int64_t(g.indptr[args.g.rows]), to);
     }
-    bool kept(int64_t k0, int64_t k1) const { return keeps && k1 - k0 <= block; }
     template <class F> void each_block(int64_t k0, int64_t k1, const F& f) const {
         for (int64_t k = k0; k < k1; k += block) f(k, least(block, k1 - k));
     }
+    // f(number of the row's first value, its entries) for the rows [r0, r1), whose values are numbered from 0 on.
+    template <class F> void each_row(int64_t r0, int64_t r1, const F& f) const {
+        for (int64_t r = r0; r < r1; ++r) f((int64_t(g.indptr[r]) - int64_t(g.indptr[r0])) * heads, int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]));
+    }
+    // to (count, heads) = f(h) for every entry.
+    template <class F> void spread(A* to, int64_t count, const F& f) const {
+        for (int64_t h = 0; h < heads; ++h) {
+            const A value = f(h);
+            for (int64_t j = 0; j < count; ++j) to[j * heads + h] = value;
+        }
+    }
+
+    // Rows of no more than a block together: what is done to every value is done to all of theirs at once.
+    void together(int64_t r0, int64_t r1) const {
+        const int64_t k = g.indptr[r0], count = int64_t(g.indptr[r1]) - k, n = count * heads;
+        gather(args.logits, k, count, e);
+        each_row(r0, r1, [&](int64_t at, int64_t entries) {
+            std::fill_n(max.data, heads, -A(__builtin_inf()));
+            max_heads<A>(e + at, entries, heads, max);
+            spread(of_row + at, entries, [&](int64_t h) { return max[h]; });
+        });
+        for (int64_t i = 0; i < n; i += kLanes<A>) store(e + i, exp_difference(load(e + i), load(of_row + i)));
+        if (args.grad) {
+            gather(args.grad, k, count, d);
+            for (int64_t i = 0; i < n; ++i) ed[i] = e[i] * d[i];
+        }
+        each_row(r0, r1, [&](int64_t at, int64_t entries) {
+            std::fill_n(sum.data, heads, 0.0), std::fill_n(dot.data, heads, 0.0);
+            sum_heads<A>(e + at, entries, heads, sum);
+            spread(of_row + at, entries, [&](int64_t h) { return A(1 / sum[h]); });
+            if (!args.grad) return;
+            sum_heads<A>(ed + at, entries, heads, dot);
+            spread(ed + at, entries, [&](int64_t h) { return A(dot[h] / sum[h]); });
+        });
+        if (args.grad) for (int64_t i = 0; i < n; ++i) e[i] *= d[i] - ed[i];
+        for (int64_t i = 0; i < n; ++i) e[i] *= of_row[i];
+        scatter_edges(g, (const A*)e.data, heads, k, count, (T*)args.out);
+    }
 
   public:
-    // `keep`: a row's passes come one after the other.
-    SoftmaxPasses(const SoftmaxArgs& a, bool keep)
-        : args(a), g(a.g), keeps(keep), heads(a.heads), block(most(kKept / a.heads, int64_t(1))), e(block * heads), d(a.grad ? block * heads : 0), inverse(heads), mean(heads) {}
+    explicit Softmax(const SoftmaxArgs& a)
+        : args(a), g(a.g), heads(a.heads), block(most(kLongest / a.heads, int64_t(1))), e(room()), d(a.grad ? room() : 0),
+          ed(a.grad ? room() : 0), of_row(room()), max(heads), sum(heads), dot(heads) {}
 
-    void find_max(int64_t k0, int64_t k1, A* max) const {
-        std::fill(max, max + heads, -A(__builtin_inf()));
+    void rows(int64_t first, int64_t end) const {
+        for (int64_t r0 = first, r1; r0 < end; r0 = r1) {
+            const int64_t k0 = g.indptr[r0];
+            for (r1 = r0 + 1; r1 < end && (int64_t(g.indptr[r1 + 1]) - k0) * heads <= kTogether;) ++r1;
+            const int64_t k1 = g.indptr[r1];
+            if (k1 - k0 <= block) together(r0, r1);
+            else find_max(k0, k1, max), add_up(k0, k1, max, sum, dot), write(k0, k1, max, sum, dot);
+        }
+    }
+
+    // The passes over the entries [k0, k1) of a longer row or of a part of one, which make the exponentials twice.
+    void find_max(int64_t k0, int64_t k1, A* to) const {
+        std::fill_n(to, heads, -A(__builtin_inf()));
         each_block(k0, k1, [&](int64_t k, int64_t count) {
             gather(args.logits, k, count, e);
-            max_heads<A>(e, count, heads, max);
+            max_heads<A>(e, count, heads, to);
         });
     }
 
-    void add_up(int64_t k0, int64_t k1, const A* max, double* sum, double* dot) const {
-        std::fill(sum, sum + heads, 0.0), std::fill(dot, dot + heads, 0.0);
+    void add_up(int64_t k0, int64_t k1, const A* top, double* to, double* to_dot) const {
+        std::fill_n(to, heads, 0.0), std::fill_n(to_dot, heads, 0.0);
         each_block(k0, k1, [&](int64_t k, int64_t count) {
-            if (!kept(k0, k1)) gather(args.logits, k, count, e);
-            exp_heads<A>(e, max, count, heads, e);
-            sum_heads<A>(e, count, heads, sum);
+            gather(args.logits, k, count, e);
+            exp_heads<A>(e, top, count, heads, e);
+            sum_heads<A>(e, count, heads, to);
             if (!args.grad) return;
             gather(args.grad, k, count, d);
             for (int64_t i = 0; i < count * heads; ++i) d[i] *= e[i];
-            sum_heads<A>(d, count, heads, dot);
+            sum_heads<A>(d, count, heads, to_dot);
         });
     }
 
-    void write(int64_t k0, int64_t k1, const A* max, const double* sum, const double* dot) const {
-        for (int64_t h = 0; h < heads; ++h) inverse[h] = A(1 / sum[h]), mean[h] = A(dot[h] / sum[h]);
+    void write(int64_t k0, int64_t k1, const A* top, const double* total, const double* total_dot) const {
         each_block(k0, k1, [&](int64_t k, int64_t count) {
-            if (!kept(k0, k1)) gather(args.logits, k, count, e), exp_heads<A>(e, max, count, heads, e);
+            gather(args.logits, k, count, e);
+            exp_heads<A>(e, top, count, heads, e);
             if (args.grad) {
                 gather(args.grad, k, count, d);
+                for (int64_t h = 0; h < heads; ++h) of_row[h] = A(total_dot[h] / total[h]);
                 for (int64_t j = 0; j < count; ++j)
-                    for (int64_t h = 0; h < heads; ++h) e[j * heads + h] *= d[j * heads + h] - mean[h];
+                    for (int64_t h = 0; h < heads; ++h) e[j * heads + h] *= d[j * heads + h] - of_row[h];
             }
-            scale_heads<A>(e, inverse, count, heads);
+            for (int64_t h = 0; h < heads; ++h) of_row[h] = A(1 / total[h]);
+            scale_heads<A>(e, of_row, count, heads);
             scatter_edges(g, (const A*)e.data, heads, k, count, (T*)args.out);
         });
+    }
+
+  private:
+    int64_t room() const {
+        const int64_t all = (int64_t(g.indptr[args.g.rows]) - int64_t(g.indptr[0])) * heads;
+        return most(least(kLongest, all), heads) + kLanes<A>;
     }
 };
 
 template <class I, class T> void softmax_rows(const SoftmaxArgs& a) {
-    const I* indptr = (const I*)a.g.indptr;
-    for_rows<I>(a.g, a.heads * 8, a.threads, [&](int64_t first, int64_t end) {
-        const SoftmaxPasses<I, T> passes(a, true);
-        const Scratch<Acc<T>> max(a.heads);
-        const Scratch<double> sum(a.heads), dot(a.heads);
-        for (int64_t r = first; r < end; ++r) {
-            const int64_t k0 = indptr[r], k1 = indptr[r + 1];
-            passes.find_max(k0, k1, max);
-            passes.add_up(k0, k1, max, sum, dot);
-            passes.write(k0, k1, max, sum, dot);
-        }
-    });
+    for_rows<I>(a.g, a.heads * 8, a.threads, [&](int64_t first, int64_t end) { Softmax<I, T>(a).rows(first, end); });
 }
 
 template <class I, class T> void softmax_hub(SoftmaxArgs a, int64_t hub) {
@@ -212,15 +258,15 @@ template <class I, class T> void softmax_hub(SoftmaxArgs a, int64_t hub) {
     const Scratch<double> sum(kPieces * heads), dot(kPieces * heads);
     const auto pass = [&](const auto& f) {
         for_rows<I>(a.g, heads * 8, a.threads, [&](int64_t first, int64_t end) {
-            const SoftmaxPasses<I, T> passes(a, false);
-            for (int64_t i = first; i < end; ++i) f(passes, pieces.first(i), pieces.first(i + 1), i * heads);
+            const Softmax<I, T> softmax(a);
+            for (int64_t i = first; i < end; ++i) f(softmax, pieces.first(i), pieces.first(i + 1), i * heads);
         });
     };
-    pass([&](const auto& passes, int64_t k0, int64_t k1, int64_t at) { passes.find_max(k0, k1, max + at); });
+    pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t at) { softmax.find_max(k0, k1, max + at); });
     max_heads<A>(max, kPieces, heads, max);
-    pass([&](const auto& passes, int64_t k0, int64_t k1, int64_t at) { passes.add_up(k0, k1, max, sum + at, dot + at); });
+    pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t at) { softmax.add_up(k0, k1, max, sum + at, dot + at); });
     add_pieces<double>(sum, heads), add_pieces<double>(dot, heads);
-    pass([&](const auto& passes, int64_t k0, int64_t k1, int64_t) { passes.write(k0, k1, max, sum, dot); });
+    pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t) { softmax.write(k0, k1, max, sum, dot); });
 }
 
 void edge_softmax(const SoftmaxArgs& a) {

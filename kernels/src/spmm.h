@@ -171,6 +171,37 @@ template <class T> void finish_sum(const SpmmArgs& a, int64_t r, int64_t degree,
     store_row((T*)a.out + r * n, (const A*)sum, n);
 }
 
+// A block of entries whose rows and weights are looked up as they are used.
+template <class I, class T> struct LookedUp {
+    const SpmmArgs& a;
+    const View<I>& g;
+    int64_t k, count, ready;
+    const T* row(int64_t j) const { return (const T*)a.x + int64_t(g.indices[k + j]) * a.x_stride; }
+    Acc<T> scalar(int64_t j) const {
+        const T* w = (const T*)a.w;
+        if (w) g.prefetch_edge(w, a.w_stride, k + j + kEdgesAhead, k + ready);
+        const Acc<T> weight = w ? Acc<T>(to_acc(w[g.eid(k + j) * a.w_stride])) : Acc<T>(1);
+        return a.src_scale ? weight * ((const Acc<T>*)a.src_scale)[g.indices[k + j]] : weight;
+    }
+};
+
+// One weight an entry, or none, and no tiles: rows of few entries cost little beside them.
+template <class I, class T, Weight M> void spmm_short(const SpmmArgs& a, int64_t n) {
+    const View<I> g(a.g);
+    const int64_t all = g.indptr[a.g.rows], stride = padded<Acc<T>>(n);
+    for_rows<I>(a.g, n, a.threads, [&](int64_t first, int64_t end) {
+        const Scratch<Acc<T>> sum(stride);
+        for (int64_t r = first; r < end; ++r) {
+            const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
+            std::fill_n(sum.data, stride, Acc<T>(0));
+            for (int64_t k = k0; k < k1; k += kBlock)
+                accumulate<T, M>(LookedUp<I, T>{a, g, k, least(kBlock, k1 - k), all - k}, n, n, sum);
+            if (g.pieces) store_row((Acc<T>*)a.out + r * n, (const Acc<T>*)sum, n);
+            else finish_sum<T>(a, r, k1 - k0, n, sum);
+        }
+    });
+}
+
 template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     using A = Acc<T>;
     const View<I> g(a.g);
@@ -182,6 +213,8 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
     const bool plain = a.op == Op::copy_u && !a.src_scale;
     const auto msg = message_of<T>(a.op);
     const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * sizeof(A));
+    if (!t.shared() && plain) return spmm_short<I, T, Weight::none>(a, n);
+    if (!t.shared() && by_head && heads == 1) return spmm_short<I, T, Weight::scalar>(a, n);
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
         Scratch<A> acc(span.slots(g.indptr, t.chunk) * stride), m(n), sum(n), weight(kBlock * heads + kLanes<A>);
         Scratch<const T*> xs(kBlock), ws(kBlock);
