@@ -133,7 +133,7 @@ void merge_attention(const Args& a, int64_t hub, const Acc<T>* maxima, const Acc
 // One thread's work on rows whose entries are contiguous.
 template <class I, class T> class Softmax {
     using A = Acc<T>;
-    static constexpr int64_t kTogether = 1 << 10, kLongest = 1 << 14;  // values
+    static constexpr int64_t kShort = 64, kTogether = 1 << 10, kKept = 1 << 14;  // values
     const SoftmaxArgs& args;
     const View<I> g;
     const int64_t heads, block;
@@ -158,7 +158,9 @@ template <class I, class T> class Softmax {
         }
     }
 
-    // Rows of no more than a block together: what is done to every value is done to all of theirs at once.
+    int64_t values(int64_t r0, int64_t r1) const { return (int64_t(g.indptr[r1]) - int64_t(g.indptr[r0])) * heads; }
+
+    // Short rows: what is done to every value is done to all of theirs at once.
     void together(int64_t r0, int64_t r1) const {
         const int64_t k = g.indptr[r0], count = int64_t(g.indptr[r1]) - k, n = count * heads;
         gather(args.logits, k, count, e);
@@ -187,20 +189,25 @@ template <class I, class T> class Softmax {
 
   public:
     explicit Softmax(const SoftmaxArgs& a)
-        : args(a), g(a.g), heads(a.heads), block(most(kLongest / a.heads, int64_t(1))), e(room()), d(a.grad ? room() : 0),
+        : args(a), g(a.g), heads(a.heads), block(most(kKept / a.heads, int64_t(1))), e(room()), d(a.grad ? room() : 0),
           ed(a.grad ? room() : 0), of_row(room()), max(heads), sum(heads), dot(heads) {}
 
     void rows(int64_t first, int64_t end) const {
         for (int64_t r0 = first, r1; r0 < end; r0 = r1) {
-            const int64_t k0 = g.indptr[r0];
-            for (r1 = r0 + 1; r1 < end && (int64_t(g.indptr[r1 + 1]) - k0) * heads <= kTogether;) ++r1;
-            const int64_t k1 = g.indptr[r1];
-            if (k1 - k0 <= block) together(r0, r1);
-            else find_max(k0, k1, max), add_up(k0, k1, max, sum, dot), write(k0, k1, max, sum, dot);
+            for (r1 = r0; r1 < end && values(r1, r1 + 1) <= kShort && values(r0, r1 + 1) <= kTogether;) ++r1;
+            if (r0 < r1) together(r0, r1);
+            else long_row(g.indptr[r0], g.indptr[r0 + 1]), ++r1;
         }
     }
 
-    // The passes over the entries [k0, k1) of a longer row or of a part of one, which make the exponentials twice.
+    void long_row(int64_t k0, int64_t k1) const {
+        const bool kept = k1 - k0 <= block;
+        find_max(k0, k1, max);
+        add_up(k0, k1, kept, max, sum, dot);
+        write(k0, k1, kept, max, sum, dot);
+    }
+
+    // The passes over the entries [k0, k1) of a row or of a part of one. Values that were not kept are made again.
     void find_max(int64_t k0, int64_t k1, A* to) const {
         std::fill_n(to, heads, -A(__builtin_inf()));
         each_block(k0, k1, [&](int64_t k, int64_t count) {
@@ -209,10 +216,10 @@ template <class I, class T> class Softmax {
         });
     }
 
-    void add_up(int64_t k0, int64_t k1, const A* top, double* to, double* to_dot) const {
+    void add_up(int64_t k0, int64_t k1, bool kept, const A* top, double* to, double* to_dot) const {
         std::fill_n(to, heads, 0.0), std::fill_n(to_dot, heads, 0.0);
         each_block(k0, k1, [&](int64_t k, int64_t count) {
-            gather(args.logits, k, count, e);
+            if (!kept) gather(args.logits, k, count, e);
             exp_heads<A>(e, top, count, heads, e);
             sum_heads<A>(e, count, heads, to);
             if (!args.grad) return;
@@ -222,10 +229,9 @@ template <class I, class T> class Softmax {
         });
     }
 
-    void write(int64_t k0, int64_t k1, const A* top, const double* total, const double* total_dot) const {
+    void write(int64_t k0, int64_t k1, bool kept, const A* top, const double* total, const double* total_dot) const {
         each_block(k0, k1, [&](int64_t k, int64_t count) {
-            gather(args.logits, k, count, e);
-            exp_heads<A>(e, top, count, heads, e);
+            if (!kept) gather(args.logits, k, count, e), exp_heads<A>(e, top, count, heads, e);
             if (args.grad) {
                 gather(args.grad, k, count, d);
                 for (int64_t h = 0; h < heads; ++h) of_row[h] = A(total_dot[h] / total[h]);
@@ -241,7 +247,7 @@ template <class I, class T> class Softmax {
   private:
     int64_t room() const {
         const int64_t all = (int64_t(g.indptr[args.g.rows]) - int64_t(g.indptr[0])) * heads;
-        return most(least(kLongest, all), heads) + kLanes<A>;
+        return most(least(kKept, all), heads) + kLanes<A>;
     }
 };
 
@@ -264,9 +270,9 @@ template <class I, class T> void softmax_hub(SoftmaxArgs a, int64_t hub) {
     };
     pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t at) { softmax.find_max(k0, k1, max + at); });
     max_heads<A>(max, kPieces, heads, max);
-    pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t at) { softmax.add_up(k0, k1, max, sum + at, dot + at); });
+    pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t at) { softmax.add_up(k0, k1, false, max, sum + at, dot + at); });
     add_pieces<double>(sum, heads), add_pieces<double>(dot, heads);
-    pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t) { softmax.write(k0, k1, max, sum, dot); });
+    pass([&](const auto& softmax, int64_t k0, int64_t k1, int64_t) { softmax.write(k0, k1, false, max, sum, dot); });
 }
 
 void edge_softmax(const SoftmaxArgs& a) {
