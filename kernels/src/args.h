@@ -21,6 +21,7 @@ struct Rows {
     bool wide;  // 64-bit ids, else 32-bit
     // Rows are parts of one row (see hubs.h): all of them read its data, and results are as wide as sums are, and unfinished.
     bool pieces = false;
+    int64_t own(int64_t row) const { return pieces ? 0 : row; }  // whose data a row reads
 };
 
 // NumPy broadcasting of two operands' feature dimensions, flattened to `outer` blocks of `inner` columns. Column
@@ -115,6 +116,7 @@ struct PairArgs {
     void* grad_h;
     void* grad_factor;  // backward: (parts, heads, dim) double, zeroed, the caller adds them up in order; or null
     int64_t parts;      // 0 where grad_factor is null
+    void *own, *other, *off;  // backward, of pieces: (rows, heads, dim) twice and (rows, heads) double, see PairBackward
     int threads;
 };
 

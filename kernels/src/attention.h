@@ -40,14 +40,14 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
                 for (int64_t h = 0; h < heads; ++h) max[slot * heads + h] = -A(__builtin_inf()), sum[slot * heads + h] = 0;
                 for (int64_t k = g.indptr[v], k1 = g.indptr[v + 1]; k < k1; k += kBlock) {
                     const int64_t count = least(kBlock, k1 - k);
-                    attention_logits(g.indices + k, count, heads, el, er + g.own(v) * heads, slope, s.data);
+                    attention_logits(g.indices + k, count, heads, el, er + a.g.own(v) * heads, slope, s.data);
                     max_heads<A>(s, count, heads, max + slot * heads);
                 }
             },
             [&](const Segment& run) {
                 prefetch(acc + run.slot * stride, n);
                 A* e = s + run.at * heads;
-                attention_logits(g.indices + run.k, run.count, heads, el, er + g.own(run.row) * heads, slope, e);
+                attention_logits(g.indices + run.k, run.count, heads, el, er + a.g.own(run.row) * heads, slope, e);
                 exp_heads<A>(e, max + run.slot * heads, run.count, heads, e);
                 sum_heads<A>(e, run.count, heads, sum + run.slot * heads);
                 for (int64_t j = 0; j < run.count; ++j) xs[run.at + j] = (const T*)a.h + int64_t(g.indices[run.k + j]) * n;
@@ -126,8 +126,8 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 memset(grad_el + slot * heads, 0, heads * sizeof(double));
             },
             [&](const Segment& s) {
-                prefetch(acc + s.slot * stride, n), prefetch((const T*)a.h + g.own(s.row) * n, n);
-                weights.make(g.own(s.row), g.indices + s.k, s.count, s.at);
+                prefetch(acc + s.slot * stride, n), prefetch((const T*)a.h + a.g.own(s.row) * n, n);
+                weights.make(a.g.own(s.row), g.indices + s.k, s.count, s.at);
                 const auto* sums = (const Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j = 0; j < s.count; ++j) {
                     const int64_t v = g.indices[s.k + j];
@@ -136,7 +136,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 }
             },
             [&](const Segment& s) {
-                hold_row<T>(near, (const T*)a.h + g.own(s.row) * n, n);
+                hold_row<T>(near, (const T*)a.h + a.g.own(s.row) * n, n);
                 memset(sum, 0, stride * sizeof(A));
                 auto* sums = (Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
@@ -160,7 +160,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 add_row<A>(acc + s.slot * stride, sum, n);
             },
             [&](int64_t u, int64_t slot) {
-                if (g.pieces) store_row((A*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
+                if (a.g.pieces) store_row((A*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
                 else store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
                 for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] = A(grad_el[slot * heads + h]);
             });
@@ -179,7 +179,7 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
             memset(sum, 0, heads * sizeof(double));
             for (int64_t k = g.indptr[u], k1 = g.indptr[u + 1]; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
-                weights.make(g.own(u), g.indices + k, count, 0);
+                weights.make(a.g.own(u), g.indices + k, count, 0);
                 A *e = weights.delta;
                 for (int64_t i = 0; i < count * heads; i += kLanes<A>) store(e + i, load(e + i) * load(weights.weight + i) * load(weights.slope + i));
                 sum_heads<A>(e, count, heads, sum);

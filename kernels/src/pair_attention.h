@@ -69,7 +69,7 @@ template <class T, class Kind> struct PairForward {
 
     __attribute__((noinline)) void consume(const Segment& s) {
         A *row = acc + s.slot * stride, *top = max + s.slot * heads;
-        load_row<T>(near, (const T*)a.h_dst + s.row * n, n);
+        load_row<T>(near, (const T*)a.h_dst + a.g.own(s.row) * n, n);
         memset(sum, 0, stride * sizeof(A));
         for (int64_t h = 0; h < heads; ++h) kept[h] = 1;
         for (int64_t j0 = 0; j0 < s.count; j0 += few) {
@@ -147,6 +147,17 @@ template <class T, class Kind> struct PairBackward {
 
     A* record(int64_t v) const { return (A*)a.dst + v * heads * 3; }
 
+    // Leaves the sums of a row, a piece of a hub.
+    void leave(int64_t r, int64_t slot) const {
+        memcpy((A*)a.own + r * n, own + slot * stride, n * sizeof(A));
+        memcpy((A*)a.other + r * n, other + slot * stride, n * sizeof(A));
+    }
+    // Takes the sums of a hub, which its pieces left, for those of the only row.
+    void take(A* pieces_own, A* pieces_other) const {
+        memcpy(own, add_pieces(pieces_own, n), n * sizeof(A));
+        memcpy(other, add_pieces(pieces_other, n), n * sizeof(A));
+    }
+
     void begin(int64_t slot) {
         memset(own + slot * stride, 0, stride * sizeof(A));
         memset(other + slot * stride, 0, stride * sizeof(A));
@@ -191,6 +202,7 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
     void begin(int64_t v, int64_t slot) {
         Base::begin(slot);
         memset(off + slot * heads, 0, heads * sizeof(double));
+        if (a.g.pieces) return;  // the hub's record is there
         A* r = this->record(v);
         for (int64_t h = 0; h < heads; ++h) {
             r[h] = ((const A*)a.max)[v * heads + h];
@@ -203,12 +215,13 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
 
     template <class I> void prepare(const I* ids, const Segment& s) {
         for (int64_t j = 0; j < s.count; ++j)
-            xs[s.at + j] = (const T*)a.h + int64_t(ids[j]) * n, records[s.at + j] = this->record(s.row);
+            xs[s.at + j] = (const T*)a.h + int64_t(ids[j]) * n, records[s.at + j] = this->record(a.g.own(s.row));
     }
 
     __attribute__((noinline)) void consume(const Segment& s) {
-        this->begin_segment(s, (const T*)a.h_dst + s.row * n);
-        hold_row<T>(grad, (const T*)a.grad + s.row * n, n);
+        const int64_t v = a.g.own(s.row);
+        this->begin_segment(s, (const T*)a.h_dst + v * n);
+        hold_row<T>(grad, (const T*)a.grad + v * n, n);
         const auto by_near = this->kind.by_near(near);
         for (int64_t j0 = 0; j0 < s.count; j0 += few) {
             const T* const* ends = xs + s.at + j0;
@@ -222,7 +235,17 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
         this->end_segment(s);
     }
 
+    void leave(int64_t r, int64_t slot) const {
+        Base::leave(r, slot);
+        memcpy((double*)a.off + r * heads, off + slot * heads, heads * sizeof(double));
+    }
+    void take(A* pieces_own, A* pieces_other, double* pieces_off) const {
+        Base::take(pieces_own, pieces_other);
+        memcpy(off, add_pieces(pieces_off, heads), heads * sizeof(double));
+    }
+
     void finish(int64_t v, int64_t slot, bool empty) {
+        if (a.g.pieces) return leave(v, slot);
         A *row = own + slot * stride, *delta = this->record(v) + 2 * heads;
         const A* mean = other + slot * stride;
         for (int64_t h = 0; kRounded && h < heads; ++h) {
@@ -259,7 +282,7 @@ template <class T, class Kind> struct PairBackwardSources : PairBackward<T, Kind
     }
 
     __attribute__((noinline)) void consume(const Segment& s) {
-        const T* row = (const T*)a.h + s.row * n;
+        const T* row = (const T*)a.h + a.g.own(s.row) * n;
         this->begin_segment(s, row);
         hold_row<T>(dotted, row, n);
         const auto by_near = this->kind.by_near(near);
@@ -275,7 +298,10 @@ template <class T, class Kind> struct PairBackwardSources : PairBackward<T, Kind
         this->end_segment(s);
     }
 
+    void take(A* pieces_own, A* pieces_other, double*) const { Base::take(pieces_own, pieces_other); }
+
     void finish(int64_t u, int64_t slot, bool empty) {
+        if (a.g.pieces) return this->leave(u, slot);
         A* row = other + slot * stride;
         if (!empty) this->add_to_factors(slot, (const T*)a.h + u * n);
         for (int64_t i = 0; i < n; ++i) row[i] += ((const A*)a.factor)[i] * own[slot * stride + i];
@@ -294,28 +320,89 @@ template <class F> void with_pair(const PairArgs& a, const F& f) {
 
 // Walks the rows of `a` with a Pass for each thread. An entry gathers a row of each of `gathers` arrays, `gathered` is one of
 // them; a row keeps `kept` rows of sums.
-template <template <class, class> class Pass>
-void pair_rows(const PairArgs& a, const void* gathered, int64_t gathers, int64_t kept, int64_t shares) {
+template <template <class, class> class Pass, class I, class T, class Kind>
+void pair_rows(const PairArgs& a, const Kind& kind, const void* gathered, int64_t gathers, int64_t kept, int64_t shares) {
+    const View<I> g(a.g);
+    const int64_t n = a.heads * a.dim, bytes = n * sizeof(T);
+    Tiling tiling = tiling_for(a.g, gathered, gathers * bytes, kept * padded<Acc<T>>(n) * sizeof(Acc<T>));
+    if (tiling.shared()) tiling.bytes = bytes;
+    const auto walk = [&](const Span& span) {
+        Pass<T, Kind> pass(a, kind, span.slots(g.indptr, tiling.chunk));
+        for_segments(
+            g, tiling, span, {}, [&](int64_t r, int64_t slot) { pass.begin(r, slot); },
+            [&](const Segment& s) { pass.prepare(g.indices + s.k, s); }, [&](const Segment& s) { pass.consume(s); },
+            [&](int64_t r, int64_t slot) { pass.finish(r, slot, g.indptr[r] == g.indptr[r + 1]); });
+    };
+    for_rows<I>(a.g, tiling, 4 * n + a.heads * 8, a.threads, walk, shares);
+}
+
+// a, for the rows from `first` on: destinations, or sources in the last pass.
+template <class T> PairArgs from_destination(PairArgs a, const Rows& rows, int64_t first) {
+    using A = Acc<T>;
+    const int64_t n = a.heads * a.dim;
+    a.g = rows, a.h_dst = row_at<T>(a.h_dst, first, n), a.out = row_at<T>(a.out, first, n), a.grad = row_at<T>(a.grad, first, n);
+    a.max = row_at<A>(a.max, first, a.heads), a.sum = row_at<A>(a.sum, first, a.heads);
+    a.dst = row_at<A>(a.dst, first, a.heads * 3), a.grad_h_dst = row_at<T>(a.grad_h_dst, first, n);
+    return a;
+}
+template <class T> PairArgs from_source(PairArgs a, const Rows& rows, int64_t first) {
+    const int64_t n = a.heads * a.dim;
+    a.g = rows, a.h = row_at<T>(a.h, first, n), a.grad_h = row_at<T>(a.grad_h, first, n);
+    return a;
+}
+
+void pair_attention(const PairArgs& a) {
     with_pair(a, [&](auto* i, auto* t, auto kind) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
-        const View<I> g(a.g);
-        const int64_t n = a.heads * a.dim, bytes = n * sizeof(T);
-        Tiling tiling = tiling_for(a.g, gathered, gathers * bytes, kept * padded<Acc<T>>(n) * sizeof(Acc<T>));
-        if (tiling.shared()) tiling.bytes = bytes;
-        const auto walk = [&](const Span& span) {
-            Pass<T, decltype(kind)> pass(a, kind, span.slots(g.indptr, tiling.chunk));
-            for_segments(
-                g, tiling, span, {}, [&](int64_t r, int64_t slot) { pass.begin(r, slot); },
-                [&](const Segment& s) { pass.prepare(g.indices + s.k, s); }, [&](const Segment& s) { pass.consume(s); },
-                [&](int64_t r, int64_t slot) { pass.finish(r, slot, g.indptr[r] == g.indptr[r + 1]); });
-        };
-        for_rows<I>(a.g, tiling, 4 * n + a.heads * 8, a.threads, walk, shares);
+        using A = Acc<T>;
+        const auto run = [&](const PairArgs& of) { pair_rows<PairForward, I, T>(of, kind, of.h, 1, 1, 0); };
+        around_hubs<I>(
+            a.g, [&](const Rows& rows, int64_t first) { run(from_destination<T>(a, rows, first)); },
+            [&](int64_t hub) {
+                const Pieces<I> pieces(a.g, hub);
+                const Scratch<A> out(kPieces * a.heads * a.dim), max(kPieces * a.heads), sum(kPieces * a.heads);
+                PairArgs of = from_destination<T>(a, pieces.rows, hub);
+                of.out = out, of.max = max, of.sum = sum;
+                run(of);
+                merge_attention<T>(a, hub, max, sum, out);
+            });
     });
 }
 
-void pair_attention(const PairArgs& a) { pair_rows<PairForward>(a, a.h, 1, 1, 0); }
-void pair_backward_destinations(const PairArgs& a) { pair_rows<PairBackwardDestinations>(a, a.h, 1, 2, a.parts); }
-void pair_backward_sources(const PairArgs& a) { pair_rows<PairBackwardSources>(a, a.grad, 2, 2, a.parts); }
+// A backward pass over `a`, where from(a, rows, first) is from_destination or from_source and gathered(a) what tiles hold.
+template <template <class, class> class Pass, class From, class Gathered>
+void pair_backward(const PairArgs& a, int64_t gathers, const From& from, const Gathered& gathered) {
+    with_pair(a, [&](auto* i, auto* t, auto kind) {
+        using I = AMPGNN_TYPE(i);
+        using T = AMPGNN_TYPE(t);
+        using A = Acc<T>;
+        const auto run = [&](const PairArgs& of) { pair_rows<Pass, I, T>(of, kind, gathered(of), gathers, 2, a.parts); };
+        around_hubs<I>(
+            a.g, [&](const Rows& rows, int64_t first) { run(from(t, a, rows, first)); },
+            [&](int64_t hub) {
+                const Pieces<I> pieces(a.g, hub);
+                const int64_t n = a.heads * a.dim;
+                const Scratch<A> own(kPieces * n), other(kPieces * n);
+                const Scratch<double> off(kPieces * a.heads);
+                Pass<T, decltype(kind)> whole(a, kind, 1);
+                whole.begin(hub, 0);
+                PairArgs of = from(t, a, pieces.rows, hub);
+                of.own = own, of.other = other, of.off = off;
+                run(of);
+                whole.take(own, other, off);
+                whole.finish(hub, 0, false);
+            });
+    });
+}
+
+void pair_backward_destinations(const PairArgs& a) {
+    pair_backward<PairBackwardDestinations>(
+        a, 1, [](auto* t, const auto&... rest) { return from_destination<AMPGNN_TYPE(t)>(rest...); }, [](const PairArgs& of) { return of.h; });
+}
+void pair_backward_sources(const PairArgs& a) {
+    pair_backward<PairBackwardSources>(
+        a, 2, [](auto* t, const auto&... rest) { return from_source<AMPGNN_TYPE(t)>(rest...); }, [](const PairArgs& of) { return of.grad; });
+}
 
 }  // namespace

@@ -18,9 +18,7 @@ constexpr int64_t kEdgesAhead = 64;
 
 template <class I> struct View {
     const I *indptr, *indices, *eids;
-    bool pieces;
-    explicit View(const Rows& g) : indptr((const I*)g.indptr), indices((const I*)g.indices), eids((const I*)g.eids), pieces(g.pieces) {}
-    int64_t own(int64_t row) const { return pieces ? 0 : row; }  // whose data a row reads
+    explicit View(const Rows& g) : indptr((const I*)g.indptr), indices((const I*)g.indices), eids((const I*)g.eids) {}
     int64_t eid(int64_t k) const { return eids ? int64_t(eids[k]) : k; }
 
     // Starts fetching the edge features of entry k, if it lies before stop: edge ids in any order make each a cache miss of its own.

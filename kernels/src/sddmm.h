@@ -85,10 +85,10 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
                 }
             },
             [&](const Segment& s) {
-                hold_row<T>(near, row + g.own(s.row) * row_stride, n);
+                hold_row<T>(near, row + a.g.own(s.row) * row_stride, n);
                 dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, near, heads, dim, d);
                 if (a.src_scale || a.dst_scale)
-                    for (int64_t j = 0; j < s.count; ++j) scale_row(d + j * heads, scale_of<A>(a, g.indices[s.k + j], g.own(s.row)), heads);
+                    for (int64_t j = 0; j < s.count; ++j) scale_row(d + j * heads, scale_of<A>(a, g.indices[s.k + j], a.g.own(s.row)), heads);
                 scatter_edges(g, (const A*)d.data, heads, s.k, s.count, (T*)a.out);
             },
             kNothing);
@@ -102,7 +102,7 @@ template <class I, class T> void sddmm_any(const SddmmArgs& a) {
     for_rows<I>(a.g, a.b.outer * a.b.inner, a.threads, [&](int64_t first, int64_t end) {
         for (int64_t r = first; r < end; ++r)
             for (int64_t k = g.indptr[r]; k < int64_t(g.indptr[r + 1]); ++k) {
-                const int64_t u = g.indices[k], v = g.own(r), e = g.eid(k);
+                const int64_t u = g.indices[k], v = a.g.own(r), e = g.eid(k);
                 f(a, (const T*)a.lhs + row_of<I>(a.lhs_target, u, v, e) * a.lhs_stride,
                   (const T*)a.rhs + row_of<I>(a.rhs_target, u, v, e) * a.rhs_stride, scale_of<Acc<T>>(a, u, v),
                   (T*)a.out + e * n);

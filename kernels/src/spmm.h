@@ -140,7 +140,7 @@ template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs
                 }
             },
             [&](int64_t r, int64_t slot) {
-                if (g.pieces) store_row((A*)a.out + r * n, (const A*)acc + slot * stride, n);
+                if (a.g.pieces) store_row((A*)a.out + r * n, (const A*)acc + slot * stride, n);
                 else store_row((T*)a.out + r * n, (const A*)acc + slot * stride, n);
                 const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
                 if (a.arg)
@@ -196,7 +196,7 @@ template <class I, class T, Weight M> void spmm_short(const SpmmArgs& a, int64_t
             std::fill_n(sum.data, stride, Acc<T>(0));
             for (int64_t k = k0; k < k1; k += kBlock)
                 accumulate<T, M>(LookedUp<I, T>{a, g, k, least(kBlock, k1 - k), all - k}, n, n, sum);
-            if (g.pieces) store_row((Acc<T>*)a.out + r * n, (const Acc<T>*)sum, n);
+            if (a.g.pieces) store_row((Acc<T>*)a.out + r * n, (const Acc<T>*)sum, n);
             else finish_sum<T>(a, r, k1 - k0, n, sum);
         }
     });
@@ -254,7 +254,7 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
             },
             [&](int64_t r, int64_t slot) {
                 A* sum = acc + slot * stride;
-                if (g.pieces) store_row((A*)a.out + r * n, (const A*)sum, n);
+                if (a.g.pieces) store_row((A*)a.out + r * n, (const A*)sum, n);
                 else finish_sum<T>(a, r, int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]), n, sum);
             });
     });

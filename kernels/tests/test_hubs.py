@@ -123,23 +123,26 @@ def test_edge_softmax(graph, heads, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [1, 3])
-def test_gat_attention(graph, heads, dtype):
-    h = features(NODES, heads, 20, dtype=dtype, seed=1).requires_grad_()
-    el, er = (features(NODES, heads, dtype=ref.acc(h).dtype, seed=s).requires_grad_() for s in (2, 3))
-    leaves = [h, el, er]
+@pytest.mark.parametrize("name", ["gat_attention", "gatv2_attention", "dot_attention"])
+def test_attention(graph, name, heads, dtype):
+    h, h_dst = (features(NODES, heads, 20, dtype=dtype, seed=s).requires_grad_() for s in (1, 2))
+    wide = ref.acc(h).dtype
+    leaves, factor = {
+        "gat_attention": ([h, *(features(NODES, heads, dtype=wide, seed=s) for s in (3, 4))], 0.2),
+        "gatv2_attention": ([h, h_dst, features(heads, 20, dtype=wide, seed=3)], 0.2),
+        "dot_attention": ([h, h_dst], 20**-0.5),
+    }[name]
+    leaves = [t.requires_grad_() for t in leaves]
     exacts = [exact(t) for t in leaves]
-    results = by_threads(
-        lambda: ((out := ak.gat_attention(graph, *leaves)).detach(), *gradients(lambda: out, leaves, dtype))
-    )
-    plain, want = ref.gat_attention(graph, *leaves), ref.gat_attention(graph, *exacts)
+
+    def run(module, inputs):
+        out = getattr(module, name)(graph, *inputs, factor)
+        return out.detach(), *gradients(lambda: out, inputs, dtype)
+
+    ours = by_threads(lambda: run(ak, leaves))
     # float64's sums of 70,000 terms in another order
-    for out, a, b in zip(
-        results,
-        (plain, *gradients(lambda: plain, leaves, dtype)),
-        (want, *gradients(lambda: want, exacts, dtype)),
-        strict=True,
-    ):
-        assert_as_good_as_torch(out, a, b, of_float64=170_000)
+    for out, plain, want in zip(ours, run(ref, leaves), run(ref, exacts), strict=True):
+        assert_as_good_as_torch(out, plain, want, of_float64=170_000)
 
 
 def test_attention_to_nothing_but_minus_infinity_in_a_piece():
