@@ -185,6 +185,19 @@ template <class I, class T> struct LookedUp {
     }
 };
 
+// The sum of a block's only column, of as many entries at once as a vector has lanes.
+template <class T, Weight M, class B> Acc<T> add_column(const B& b) {
+    using A = Acc<T>;
+    constexpr int64_t W = kLanes<A>;
+    Vec<A> sum = {};
+    for (int64_t j = 0; j < b.count; j += W) {
+        A term[W] = {};
+        for (int64_t q = 0; q < least(W, b.count - j); ++q) term[q] = to_acc(*b.row(j + q)) * (M == Weight::none ? A(1) : b.scalar(j + q));
+        sum += load(term);
+    }
+    return lanes_sum<A>(sum);
+}
+
 // One weight an entry, or none, and no tiles: rows of few entries cost little beside them.
 template <class I, class T, Weight M> void spmm_short(const SpmmArgs& a, int64_t n) {
     const View<I> g(a.g);
@@ -194,8 +207,11 @@ template <class I, class T, Weight M> void spmm_short(const SpmmArgs& a, int64_t
         for (int64_t r = first; r < end; ++r) {
             const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
             std::fill_n(sum.data, stride, Acc<T>(0));
-            for (int64_t k = k0; k < k1; k += kBlock)
-                accumulate<T, M>(LookedUp<I, T>{a, g, k, least(kBlock, k1 - k), all - k}, n, n, sum);
+            for (int64_t k = k0; k < k1; k += kBlock) {
+                const LookedUp<I, T> block{a, g, k, least(kBlock, k1 - k), all - k};
+                if (n == 1) sum[0] += add_column<T, M>(block);
+                else accumulate<T, M>(block, n, n, sum);
+            }
             if (a.g.pieces) store_row((Acc<T>*)a.out + r * n, (const Acc<T>*)sum, n);
             else finish_sum<T>(a, r, k1 - k0, n, sum);
         }
