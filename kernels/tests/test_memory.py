@@ -44,6 +44,12 @@ def operator(name, rows, width):
     }[name]
 
 
+def peak():
+    """This process's largest resident set so far, in bytes. (ru_maxrss would start with that of the process it came from.)"""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
 def held(name):
     """Bytes that the operator holds beside its result at its peak, and those of the result."""
     operator(name, 256, 64)()
@@ -51,9 +57,9 @@ def held(name):
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     results = run()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    most = peak()
     result = sum(t.nbytes for t in (results if isinstance(results, tuple) else (results,)))
-    return peak - before - result, result
+    return most - before - result, result
 
 
 def attend(name, graph):
@@ -77,9 +83,9 @@ def growth(name):
     )
     attend(name, few)
     assert len(many.csr.indices) == EDGES  # grouped by source
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     attend(name, many)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return peak() - before
 
 
 def measured(*arguments):
