@@ -76,14 +76,15 @@ class PeakMemory:
 
     def read(self) -> dict[str, int]:
         """Bytes: ``peak_tensor_bytes``, ``peak_rss_bytes`` and, on CUDA, ``peak_reserved_bytes`` of torch's allocator."""
-        read = {"peak_tensor_bytes": self.tensors.peak + self.beside, "peak_rss_bytes": _peak_resident()}
+        read = {"peak_tensor_bytes": self.tensors.peak + self.beside, "peak_rss_bytes": peak_resident()}
         if self.device == "cuda":
             read["peak_tensor_bytes"] = torch.cuda.max_memory_allocated()
             read["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
         return read
 
 
-def _peak_resident() -> int:
+def peak_resident() -> int:
+    """This process's largest resident set so far, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

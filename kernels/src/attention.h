@@ -160,8 +160,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 add_row<A>(acc + s.slot * stride, sum, n);
             },
             [&](int64_t u, int64_t slot) {
-                if (a.g.pieces) store_row((A*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
-                else store_row((T*)a.grad_h + u * n, (const A*)acc + slot * stride, n);
+                store_result<T>(a.g, a.grad_h, u, acc + slot * stride, n);
                 for (int64_t h = 0; h < heads; ++h) ((A*)a.grad_el)[u * heads + h] = A(grad_el[slot * heads + h]);
             });
     }, a.parts);
@@ -203,16 +202,6 @@ template <class T> AttentionArgs from_source(AttentionArgs a, const Rows& rows, 
     return a;
 }
 
-template <class I, class T> void attention_hub(const AttentionArgs& a, int64_t hub) {
-    using A = Acc<T>;
-    const Pieces<I> pieces(a.g, hub);
-    const Scratch<A> out(kPieces * a.heads * a.dim), max(kPieces * a.heads), sum(kPieces * a.heads);
-    AttentionArgs of = from_destination<T>(a, pieces.rows, hub);
-    of.out = out, of.max = max, of.sum = sum;
-    attention_forward_rows<I, T>(of);
-    merge_attention<T>(a, hub, max, sum, out);
-}
-
 template <class I, class T> void attention_backward_hub(const AttentionArgs& a, int64_t hub) {
     using A = Acc<T>;
     const int64_t n = a.heads * a.dim;
@@ -241,7 +230,10 @@ void attention(const AttentionArgs& a) {
         using T = AMPGNN_TYPE(t);
         around_hubs<I>(
             a.g, [&](const Rows& rows, int64_t first) { attention_forward_rows<I, T>(from_destination<T>(a, rows, first)); },
-            [&](int64_t hub) { attention_hub<I, T>(a, hub); });
+            [&](int64_t hub) {
+                const Pieces<I> pieces(a.g, hub);
+                attention_of_hub<T>(a, hub, from_destination<T>(a, pieces.rows, hub), attention_forward_rows<I, T>);
+            });
     });
 }
 void attention_backward(const AttentionArgs& a) {

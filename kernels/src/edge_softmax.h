@@ -97,31 +97,30 @@ template <class A> inline void scale_heads(A* x, const A* factor, int64_t count,
 template <class T, class Args>
 inline void store_attention(const Args& a, int64_t v, bool empty, Acc<T>* acc, const Acc<T>* max, const double* sum) {
     using A = Acc<T>;
-    const int64_t n = a.heads * a.dim;
     for (int64_t h = 0; h < a.heads; ++h) {
         if (!empty && !a.g.pieces) scale_row<A>(acc + h * a.dim, A(1 / sum[h]), a.dim);
         ((A*)a.max)[v * a.heads + h] = max[h];
         ((A*)a.sum)[v * a.heads + h] = A(sum[h]);
     }
-    if (a.g.pieces) store_row((A*)a.out + v * n, (const A*)acc, n);
-    else store_row((T*)a.out + v * n, (const A*)acc, n);
+    store_result<T>(a.g, a.out, v, acc, a.heads * a.dim);
 }
 
-// Stores the attention of a hub from its pieces': their sums and maxima (kPieces, heads), and out (kPieces, heads, dim).
-template <class T, class Args>
-void merge_attention(const Args& a, int64_t hub, const Acc<T>* maxima, const Acc<T>* sums, Acc<T>* out) {
+// The attention of a hub: `run`s its pieces, for which `of` is made of a, and brings their sums to one maximum.
+template <class T, class Args, class Run> void attention_of_hub(const Args& a, int64_t hub, Args of, const Run& run) {
     using A = Acc<T>;
     const int64_t n = a.heads * a.dim;
-    const Scratch<A> max(a.heads), acc(n);
+    const Scratch<A> out(kPieces * n), maxima(kPieces * a.heads), sums(kPieces * a.heads), max(a.heads), acc(n);
     const Scratch<double> sum(a.heads);
-    std::copy(maxima, maxima + a.heads, max.data);
+    of.out = out, of.max = maxima, of.sum = sums;
+    run(of);
+    std::copy_n(maxima.data, a.heads, max.data);
     max_heads<A>(maxima, kPieces, a.heads, max);
     for (int64_t i = 0; i < kPieces * a.heads; ++i) {
         const int64_t h = i % a.heads;
         if (maxima[i] == -A(__builtin_inf())) continue;  // all of its logits are
         const A factor = std::exp(maxima[i] - max[h]);
         sum[h] += double(sums[i]) * factor;
-        scale_row(out + i * a.dim, factor, a.dim);
+        scale_row<A>(out + i * a.dim, factor, a.dim);
         add_row<A>(acc + h * a.dim, out + i * a.dim, a.dim);
     }
     store_attention<T>(a, hub, false, acc, max, sum);
@@ -133,13 +132,15 @@ void merge_attention(const Args& a, int64_t hub, const Acc<T>* maxima, const Acc
 // One thread's work on rows whose entries are contiguous.
 template <class I, class T> class Softmax {
     using A = Acc<T>;
-    static constexpr int64_t kShort = 64, kTogether = 1 << 10, kKept = 1 << 14;  // values
+    // Values: of rows that are taken together, of such rows in all, and of a row that is kept between its passes.
+    static constexpr int64_t kShort = 64, kTogether = 1 << 10, kKept = 1 << 14;
     const SoftmaxArgs& args;
     const View<I> g;
     const int64_t heads, block;
     const Scratch<A> e, d, ed, of_row, max;
     const Scratch<double> sum, dot;
 
+    int64_t values(int64_t r0, int64_t r1) const { return (int64_t(g.indptr[r1]) - int64_t(g.indptr[r0])) * heads; }
     void gather(const void* from, int64_t k, int64_t count, A* to) const {
         gather_edges(g, (const T*)from, heads, k, count, int64_t(g.indptr[args.g.rows]), to);
     }
@@ -148,7 +149,7 @@ template <class I, class T> class Softmax {
     }
     // f(number of the row's first value, its entries) for the rows [r0, r1), whose values are numbered from 0 on.
     template <class F> void each_row(int64_t r0, int64_t r1, const F& f) const {
-        for (int64_t r = r0; r < r1; ++r) f((int64_t(g.indptr[r]) - int64_t(g.indptr[r0])) * heads, int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]));
+        for (int64_t r = r0; r < r1; ++r) f(values(r0, r), int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]));
     }
     // to (count, heads) = f(h) for every entry.
     template <class F> void spread(A* to, int64_t count, const F& f) const {
@@ -157,8 +158,6 @@ template <class I, class T> class Softmax {
             for (int64_t j = 0; j < count; ++j) to[j * heads + h] = value;
         }
     }
-
-    int64_t values(int64_t r0, int64_t r1) const { return (int64_t(g.indptr[r1]) - int64_t(g.indptr[r0])) * heads; }
 
     // Short rows: what is done to every value is done to all of theirs at once.
     void together(int64_t r0, int64_t r1) const {
@@ -187,6 +186,18 @@ template <class I, class T> class Softmax {
         scatter_edges(g, (const A*)e.data, heads, k, count, (T*)args.out);
     }
 
+    void alone(int64_t k0, int64_t k1) const {
+        const bool kept = k1 - k0 <= block;
+        find_max(k0, k1, max);
+        add_up(k0, k1, kept, max, sum, dot);
+        write(k0, k1, kept, max, sum, dot);
+    }
+
+    int64_t room() const {
+        const int64_t all = values(0, args.g.rows);
+        return most(least(kKept, all), heads) + kLanes<A>;
+    }
+
   public:
     explicit Softmax(const SoftmaxArgs& a)
         : args(a), g(a.g), heads(a.heads), block(most(kKept / a.heads, int64_t(1))), e(room()), d(a.grad ? room() : 0),
@@ -196,15 +207,8 @@ template <class I, class T> class Softmax {
         for (int64_t r0 = first, r1; r0 < end; r0 = r1) {
             for (r1 = r0; r1 < end && values(r1, r1 + 1) <= kShort && values(r0, r1 + 1) <= kTogether;) ++r1;
             if (r0 < r1) together(r0, r1);
-            else long_row(g.indptr[r0], g.indptr[r0 + 1]), ++r1;
+            else alone(g.indptr[r0], g.indptr[r0 + 1]), ++r1;
         }
-    }
-
-    void long_row(int64_t k0, int64_t k1) const {
-        const bool kept = k1 - k0 <= block;
-        find_max(k0, k1, max);
-        add_up(k0, k1, kept, max, sum, dot);
-        write(k0, k1, kept, max, sum, dot);
     }
 
     // The passes over the entries [k0, k1) of a row or of a part of one. Values that were not kept are made again.
@@ -242,12 +246,6 @@ template <class I, class T> class Softmax {
             scale_heads<A>(e, of_row, count, heads);
             scatter_edges(g, (const A*)e.data, heads, k, count, (T*)args.out);
         });
-    }
-
-  private:
-    int64_t room() const {
-        const int64_t all = (int64_t(g.indptr[args.g.rows]) - int64_t(g.indptr[0])) * heads;
-        return most(least(kKept, all), heads) + kLanes<A>;
     }
 };
 

@@ -355,17 +355,12 @@ void pair_attention(const PairArgs& a) {
     with_pair(a, [&](auto* i, auto* t, auto kind) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
-        using A = Acc<T>;
         const auto run = [&](const PairArgs& of) { pair_rows<PairForward, I, T>(of, kind, of.h, 1, 1, 0); };
         around_hubs<I>(
             a.g, [&](const Rows& rows, int64_t first) { run(from_destination<T>(a, rows, first)); },
             [&](int64_t hub) {
                 const Pieces<I> pieces(a.g, hub);
-                const Scratch<A> out(kPieces * a.heads * a.dim), max(kPieces * a.heads), sum(kPieces * a.heads);
-                PairArgs of = from_destination<T>(a, pieces.rows, hub);
-                of.out = out, of.max = max, of.sum = sum;
-                run(of);
-                merge_attention<T>(a, hub, max, sum, out);
+                attention_of_hub<T>(a, hub, from_destination<T>(a, pieces.rows, hub), run);
             });
     });
 }

@@ -117,6 +117,11 @@ template <class T> inline void store_row(T* to, const Acc<T>* from, int64_t n) {
     for (; i + W <= n; i += W) store(to + i, load(from + i));
     if (i < n) store_n(to + i, load_n(from + i, int(n - i)), int(n - i));
 }
+// Row r of a result: rounded to T, or wide where rows are pieces.
+template <class T> inline void store_result(const Rows& g, void* out, int64_t r, const Acc<T>* from, int64_t n) {
+    if (g.pieces) store_row((Acc<T>*)out + r * n, from, n);
+    else store_row((T*)out + r * n, from, n);
+}
 template <class T> inline void load_row(Acc<T>* to, const T* from, int64_t n) {
     constexpr int W = kLanes<Acc<T>>;
     int64_t i = 0;

@@ -140,8 +140,7 @@ template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs
                 }
             },
             [&](int64_t r, int64_t slot) {
-                if (a.g.pieces) store_row((A*)a.out + r * n, (const A*)acc + slot * stride, n);
-                else store_row((T*)a.out + r * n, (const A*)acc + slot * stride, n);
+                store_result<T>(a.g, a.out, r, acc + slot * stride, n);
                 const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
                 if (a.arg)
                     for (int64_t i = 0; i < n; ++i) ((I*)a.arg)[r * n + i] = k0 < k1 ? I(k0 + arg[slot * stride + i]) : I(-1);
@@ -162,13 +161,13 @@ template <class T> bool weights_are_columns(const SpmmArgs& a) {
     return a.op == Op::mul && a.b.outer == 1 && a.b.lhs_step == 1 && a.b.rhs_step == 1;
 }
 
-// Stores a row's sum as the result of row r.
+// Stores a row's sum as the result of row r; that of a piece as it is.
 template <class T> void finish_sum(const SpmmArgs& a, int64_t r, int64_t degree, int64_t n, Acc<T>* sum) {
     using A = Acc<T>;
-    if (a.reduce == Reduce::mean && degree > 0)
+    if (a.reduce == Reduce::mean && degree > 0 && !a.g.pieces)
         for (int64_t i = 0; i < n; ++i) sum[i] /= A(degree);
-    if (a.dst_scale) scale_row<A>(sum, ((const A*)a.dst_scale)[r], n);
-    store_row((T*)a.out + r * n, (const A*)sum, n);
+    if (a.dst_scale && !a.g.pieces) scale_row<A>(sum, ((const A*)a.dst_scale)[r], n);
+    store_result<T>(a.g, a.out, r, sum, n);
 }
 
 // A block of entries whose rows and weights are looked up as they are used.
@@ -212,8 +211,7 @@ template <class I, class T, Weight M> void spmm_short(const SpmmArgs& a, int64_t
                 if (n == 1) sum[0] += add_column<T, M>(block);
                 else accumulate<T, M>(block, n, n, sum);
             }
-            if (a.g.pieces) store_row((Acc<T>*)a.out + r * n, (const Acc<T>*)sum, n);
-            else finish_sum<T>(a, r, k1 - k0, n, sum);
+            finish_sum<T>(a, r, k1 - k0, n, sum);
         }
     });
 }
@@ -269,9 +267,7 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
                 add_row<A>(to, sum, n);
             },
             [&](int64_t r, int64_t slot) {
-                A* sum = acc + slot * stride;
-                if (a.g.pieces) store_row((A*)a.out + r * n, (const A*)sum, n);
-                else finish_sum<T>(a, r, int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]), n, sum);
+                finish_sum<T>(a, r, int64_t(g.indptr[r + 1]) - int64_t(g.indptr[r]), n, acc + slot * stride);
             });
     });
 }
