@@ -148,7 +148,7 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
     heads, dim = h.shape[1:]
     parts = _parts(rindices)
     delta, grad_h, grad_el = er.new_empty(er.shape), torch.empty_like(h), torch.empty_like(el)
-    sums = er.new_zeros((parts, *er.shape, 3))
+    sums = er.new_zeros((parts, *er.shape, 4))
     threads = torch.get_num_threads()
     _C.row_dot(
         DTYPES[h.dtype], er.numel(), dim, grad.data_ptr(), out.contiguous().data_ptr(), delta.data_ptr(), threads
@@ -159,17 +159,15 @@ def gat_attention_backward(rindptr, rindices, h, el, er, out, largest, total, gr
         *(at, ends, *sizes, DTYPES[h.dtype], heads, dim, negative_slope, h.data_ptr(), el.data_ptr(), dst.data_ptr()),
         *(grad.data_ptr(), grad_h.data_ptr(), grad_el.data_ptr(), sums.data_ptr(), er.shape[0], parts, threads),
     )
-    negative, positive, weight = (sums[0] if parts == 1 else sums.sum(0)).unbind(-1)
-    grad_er = positive + negative * negative_slope
+    grad_er, error, slopes, _ = (sums[0] if parts == 1 else sums.sum(0)).unbind(-1)
     if h.dtype not in (torch.float16, torch.bfloat16):  # the stored output was not rounded
-        return grad_h, grad_el, grad_er
-    error = positive + negative
+        return grad_h, grad_el, grad_er.contiguous()
     dst[..., 3] = error
     _C.correct_grad_el(
         *(at, ends, *sizes, DTYPES[h.dtype], heads, negative_slope, el.data_ptr(), dst.data_ptr(), grad_el.data_ptr()),
         threads,
     )
-    return grad_h, grad_el, grad_er - error * (weight + (1 - weight) * negative_slope)
+    return grad_h, grad_el, grad_er - error * slopes
 
 
 def gatv2_attention(indptr, indices, h, h_dst, attn, negative_slope) -> tuple[Tensor, Tensor, Tensor]:

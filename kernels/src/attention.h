@@ -30,29 +30,25 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
     const Tiling t = tiling_for(a.g, a.h, n * sizeof(T), stride * sizeof(A));
     for_rows<I>(a.g, t, n + heads * 8, a.threads, [&](const Span& span) {
         const int64_t slots = span.slots(g.indptr, t.chunk);
-        Scratch<A> acc(slots * stride), max(slots * heads), s(kBlock * heads + kLanes<A>);
+        const OnlineSoftmax<A> softmax(heads);
+        Scratch<A> acc(slots * stride), max(slots * heads), s(kBlock * heads + kLanes<A>), shrink(kBlock * heads);
         Scratch<double> sum(slots * heads);
         Scratch<const T*> xs(kBlock);
         for_segments(
             g, t, span, {},
-            [&](int64_t v, int64_t slot) {
+            [&](int64_t, int64_t slot) {
                 memset(acc + slot * stride, 0, stride * sizeof(A));
                 for (int64_t h = 0; h < heads; ++h) max[slot * heads + h] = -A(__builtin_inf()), sum[slot * heads + h] = 0;
-                for (int64_t k = g.indptr[v], k1 = g.indptr[v + 1]; k < k1; k += kBlock) {
-                    const int64_t count = least(kBlock, k1 - k);
-                    attention_logits(g.indices + k, count, heads, el, er + a.g.own(v) * heads, slope, s.data);
-                    max_heads<A>(s, count, heads, max + slot * heads);
-                }
             },
             [&](const Segment& run) {
                 prefetch(acc + run.slot * stride, n);
                 A* e = s + run.at * heads;
                 attention_logits(g.indices + run.k, run.count, heads, el, er + a.g.own(run.row) * heads, slope, e);
-                exp_heads<A>(e, max + run.slot * heads, run.count, heads, e);
-                sum_heads<A>(e, run.count, heads, sum + run.slot * heads);
+                softmax.add(e, run.count, max + run.slot * heads, sum + run.slot * heads, shrink + run.at * heads);
                 for (int64_t j = 0; j < run.count; ++j) xs[run.at + j] = (const T*)a.h + int64_t(g.indices[run.k + j]) * n;
             },
             [&](const Segment& run) {
+                shrink_heads<A>(acc + run.slot * stride, shrink + run.at * heads, heads, dim);
                 accumulate_heads<T>({xs + run.at, s + run.at * heads, nullptr, heads, run.count, run.ready}, heads, dim,
                                     acc + run.slot * stride);
             },
@@ -66,9 +62,16 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
 // What the backward pass reads of a destination and head, side by side.
 template <class A> struct Destination { A er, max, inverse_sum, delta; };
 
-// What the backward pass adds up for a destination and head: a (d - delta) over the edges with a negative logit and over
-// the others, and a over the others.
-template <class A> struct Sums { A centred[2], positive; };
+// What the backward pass adds up for a destination and head over its edges: a (d - delta) slope, a (d - delta), a slope and
+// nothing.
+constexpr int64_t kSums = 4;
+template <class A> inline void add_four(A* to, const A* from) {
+    typedef A Four __attribute__((vector_size(kSums * sizeof(A))));
+    Four x, y;
+    memcpy(&x, to, sizeof x), memcpy(&y, from, sizeof y);
+    x += y;
+    memcpy(to, &x, sizeof x);
+}
 
 // What the backward pass needs of the entries of a source u, (count, heads) each: their attention weights, made anew from
 // what the forward pass kept, the slopes of the leaky ReLU, delta, and the destination and head they belong to. Room for
@@ -81,25 +84,104 @@ template <class A> struct Weights {
     Weights(const AttentionArgs& x, int64_t n) : args(x), read(n), weight(n), slope(n), delta(n), node(n) {}
     explicit Weights(const AttentionArgs& x) : Weights(x, kBlock * x.heads + kLanes<A>) {}
 
-    // Entry j becomes number at + j.
-    template <class I> void make(int64_t u, const I* ends, int64_t count, int64_t at) {
-        const int64_t heads = args.heads, first = at * heads, n = count * heads;
-        if (heads == 1) for (int64_t j = 0; j < count; ++j) node[first + j] = ends[j];
+    template <class I> void make(int64_t u, const I* ends, int64_t count) {
+        const int64_t heads = args.heads, n = count * heads;
+        if (heads == 1) for (int64_t j = 0; j < count; ++j) node[j] = ends[j];
         else
             for (int64_t j = 0; j < count; ++j)
-                for (int64_t h = 0; h < heads; ++h) node[first + j * heads + h] = int64_t(ends[j]) * heads + h;
-        for (int64_t i = 0; i < n; ++i) memcpy(&read[i], (const Destination<A>*)args.dst + node[first + i], sizeof(Destination<A>));
+                for (int64_t h = 0; h < heads; ++h) node[j * heads + h] = int64_t(ends[j]) * heads + h;
+        for (int64_t i = 0; i < n; ++i) memcpy(&read[i], (const Destination<A>*)args.dst + node[i], sizeof(Destination<A>));
         HeadLanes<A> el((const A*)args.el + u * heads, heads);
         const Vec<A> one = splat(A(1)), negative = splat(A(args.negative_slope));
         for (int64_t i = 0; i < n; i += kLanes<A>) {
             const Quad<A> v = load_transposed<A>((const A*)(read + i));
             const Vec<A> x = v.a + el.from(i), s = x > 0 ? one : negative;
-            store(slope + first + i, s);
-            store(weight + first + i, exp_difference(x * s, v.b) * v.c);
-            store(delta + first + i, v.d);
+            store(slope + i, s);
+            store(weight + i, exp_difference(x * s, v.b) * v.c);
+            store(delta + i, v.d);
         }
     }
 };
+
+#if defined(__AVX512F__)
+constexpr bool kManyRegisters = true;
+#else
+constexpr bool kManyRegisters = false;
+#endif
+// Whether a row is gathered once for its dot product and for the sum: columns of both are loaded in the same order, and the
+// registers hold both.
+template <class T> constexpr bool kOnePass = kManyRegisters && (!std::is_same_v<T, bf16> || std::is_same_v<Dotted<T>, bf16>);
+
+// acc += the sum of b.w x, and d += x . near for each entry, as far apart as its weight; over NV vectors of columns from col
+// on, of which the last holds `tail` where Tail.
+template <class T, int NV, bool Tail>
+void sum_and_dot_columns(const Block<T>& b, int64_t col, int tail, const Dotted<T>* near, Acc<T>* acc, Acc<T>* d) {
+    using A = Acc<T>;
+    constexpr int W = kLanes<A>;
+    constexpr bool kPairs = std::is_same_v<Dotted<T>, bf16> && NV % 2 == 0 && !Tail;
+    Vec<A> sum[NV] = {}, dot[4];
+    for (int64_t k = 0; k < b.count; ++k) {
+        if (k + kAhead < b.ready) prefetch(b.row(k + kAhead) + col, NV * W);
+        const T* x = b.row(k) + col;
+        const A weight = b.scalar(k);
+        Vec<A> part[2] = {};
+        if constexpr (kPairs) {
+#pragma GCC unroll 8
+            for (int i = 0; i < NV; i += 2) {
+                const Pair<A> v = Paired<T>::load_pair(x + i * W);
+                sum[i] += v.first * weight, sum[i + 1] += v.second * weight;
+                part[i / 2 % 2] = add_products(part[i / 2 % 2], x + i * W, near + col + i * W);
+            }
+        } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < NV; ++i) {
+                const int lanes = Tail && i == NV - 1 ? tail : W;
+                const Vec<A> value = load_some(x + i * W, lanes);
+                sum[i] += value * weight;
+                part[i % 2] += value * load_some(near + col + i * W, lanes);
+            }
+        }
+        dot[k % 4] = part[0] + part[1];
+        if (k % 4 == 3 || k + 1 == b.count) {
+            A sums[4];
+            lanes_sums<A, 4>(dot, sums);
+            for (int64_t q = k / 4 * 4; q <= k; ++q) d[q * b.w_stride] += sums[q % 4];
+        }
+    }
+    if constexpr (kPairs)
+#pragma GCC unroll 8
+        for (int i = 0; i < NV; i += 2) {
+            const Pair<A> pair = Paired<T>::in_order({sum[i], sum[i + 1]});
+            sum[i] = pair.first, sum[i + 1] = pair.second;
+        }
+#pragma GCC unroll 16
+    for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
+}
+
+template <class T, int NV>
+void sum_and_dot_some(const Block<T>& b, int64_t col, int tail, const Dotted<T>* near, Acc<T>* acc, Acc<T>* d) {
+    if (tail) sum_and_dot_columns<T, NV, true>(b, col, tail, near, acc, d);
+    else sum_and_dot_columns<T, NV, false>(b, col, 0, near, acc, d);
+}
+
+// The same for the columns [col, end). acc has room for whole vectors.
+template <class T>
+void sum_and_dot(const Block<T>& b, int64_t col, int64_t end, const Dotted<T>* near, Acc<T>* acc, Acc<T>* d) {
+    constexpr int W = kLanes<Acc<T>>;
+    for (; col + 16 * W <= end; col += 16 * W) sum_and_dot_columns<T, 16, false>(b, col, 0, near, acc, d);
+    for (; col + 8 * W <= end; col += 8 * W) sum_and_dot_columns<T, 8, false>(b, col, 0, near, acc, d);
+    while (col < end) {
+        const int64_t vectors = least((end - col + W - 1) / W, int64_t(4));
+        const int tail = int(end - col >= vectors * W ? 0 : (end - col) % W);
+        switch (vectors) {
+            case 4: sum_and_dot_some<T, 4>(b, col, tail, near, acc, d); break;
+            case 3: sum_and_dot_some<T, 3>(b, col, tail, near, acc, d); break;
+            case 2: sum_and_dot_some<T, 2>(b, col, tail, near, acc, d); break;
+            default: sum_and_dot_some<T, 1>(b, col, tail, near, acc, d);
+        }
+        col += vectors * W;
+    }
+}
 
 // Rows are sources: each gathers grad[v] of its destinations once, for the weighted sum and for the dot products
 // d = grad[v] . h[u]. The gradient of a logit is a (d - D) slope, D the row's mean of d. `delta`, from the stored
@@ -109,16 +191,23 @@ template <class A> struct Weights {
 template <class I, class T> void attention_backward_rows(const AttentionArgs& a) {
     using A = Acc<T>;
     constexpr int64_t kFew = 16;  // entries whose rows of grad stay cached between their two uses
+    constexpr int64_t kRecordsAhead = 48;
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
     const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
-        const int64_t slots = span.slots(g.indptr, t.chunk), some = kFew * heads + kLanes<A>;
+        const int64_t slots = span.slots(g.indptr, t.chunk), most_values = kBlock * heads + kLanes<A>;
         Weights<A> weights(a);
         Scratch<Dotted<T>> near(stride);
-        Scratch<A> acc(slots * stride), sum(stride), d(some), centred(some);
+        Scratch<A> acc(slots * stride), sum(stride + kLanes<A>), d(most_values), terms(most_values * kSums);
         Scratch<double> grad_el(slots * heads);
         Scratch<const T*> ys(kBlock);
+        Scratch<int64_t> places(kBlock);
+        int64_t fetched = 0;  // entries of a batch whose destinations' records are on their way
+        const auto fetch = [&](int64_t stop, const A* sums) {
+            for (; fetched < stop; ++fetched) prefetch((const A*)a.dst + places[fetched], heads * kSums), prefetch(sums + places[fetched], heads * kSums);
+        };
+        const auto sums_of = [&](const Segment& s) { return (A*)a.sums + s.share * a.num_dst * heads * kSums; };
         for_segments(
             g, t, span, {},
             [&](int64_t, int64_t slot) {
@@ -127,36 +216,38 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
             },
             [&](const Segment& s) {
                 prefetch(acc + s.slot * stride, n), prefetch((const T*)a.h + a.g.own(s.row) * n, n);
-                weights.make(a.g.own(s.row), g.indices + s.k, s.count, s.at);
-                const auto* sums = (const Sums<A>*)a.sums + s.share * a.num_dst * heads;
                 for (int64_t j = 0; j < s.count; ++j) {
                     const int64_t v = g.indices[s.k + j];
                     ys[s.at + j] = (const T*)a.grad + v * n;
-                    __builtin_prefetch(sums + v * heads, 1);
+                    places[s.at + j] = v * heads * kSums;
                 }
+                if (s.at == 0) fetched = 0, fetch(s.count, sums_of(s));
             },
             [&](const Segment& s) {
+                A *sums = sums_of(s), *weight = weights.weight;
+                const int64_t values = s.count * heads;
+                fetch(s.at + least(s.count + kRecordsAhead, s.ready), sums);
+                weights.make(a.g.own(s.row), g.indices + s.k, s.count);
                 hold_row<T>(near, (const T*)a.h + a.g.own(s.row) * n, n);
                 memset(sum, 0, stride * sizeof(A));
-                auto* sums = (Sums<A>*)a.sums + s.share * a.num_dst * heads;
-                for (int64_t j0 = 0; j0 < s.count; j0 += kFew) {
-                    const int64_t at = s.at + j0, count = least(kFew, s.count - j0);
-                    dots_by_head<T>(ys + at, count, s.ready - j0, kFew, near, heads, dim, d);
-                    const A *weight = weights.weight + at * heads, *slope = weights.slope + at * heads, *delta = weights.delta + at * heads;
-                    for (int64_t i = 0; i < count * heads; i += kLanes<A>) {
-                        const Vec<A> c = load(weight + i) * (load(d + i) - load(delta + i));
-                        store(centred + i, c);
-                        store(d + i, c * load(slope + i));
+                if (kOnePass<T> && (heads == 1 || dim >= 4 * kLanes<A>)) {
+                    memset(d, 0, values * sizeof(A));
+                    for (int64_t h = 0; h < heads; ++h)
+                        sum_and_dot<T>({ys + s.at, weight + h, nullptr, heads, s.count, s.ready}, h * dim, (h + 1) * dim, near, sum, d + h);
+                } else
+                    for (int64_t j = 0; j < s.count; j += kFew) {
+                        const int64_t count = least(kFew, s.count - j);
+                        dots_by_head<T>(ys + s.at + j, count, s.ready - j, kFew, near, heads, dim, d + j * heads);
+                        accumulate_heads<T>({ys + s.at + j, weight + j * heads, nullptr, heads, count, count}, heads, dim, sum);
                     }
-                    sum_heads<A>(d, count, heads, grad_el + s.slot * heads);
-                    for (int64_t i = 0; i < count * heads; ++i) {
-                        Sums<A>& to = sums[weights.node[at * heads + i]];
-                        const bool positive = slope[i] == A(1);
-                        to.centred[positive] += centred[i];
-                        to.positive += positive ? weight[i] : A(0);
-                    }
-                    accumulate_heads<T>({ys + at, weight, nullptr, heads, count, count}, heads, dim, sum);
+                for (int64_t i = 0; i < values; i += kLanes<A>) {
+                    const Vec<A> w = load(weight + i), slope = load(weights.slope + i);
+                    const Vec<A> centred = w * (load(d + i) - load(weights.delta + i)), sloped = centred * slope;
+                    store(d + i, sloped);
+                    store_transposed<A>(terms + i * kSums, {sloped, centred, w * slope, Vec<A>{}});
                 }
+                sum_heads<A>(d, s.count, heads, grad_el + s.slot * heads);
+                for (int64_t i = 0; i < values; ++i) add_four(sums + weights.node[i] * kSums, terms + i * kSums);
                 add_row<A>(acc + s.slot * stride, sum, n);
             },
             [&](int64_t u, int64_t slot) {
@@ -178,7 +269,7 @@ template <class I, class T> void correct_grad_el_rows(const AttentionArgs& a) {
             memset(sum, 0, heads * sizeof(double));
             for (int64_t k = g.indptr[u], k1 = g.indptr[u + 1]; k < k1; k += kBlock) {
                 const int64_t count = least(kBlock, k1 - k);
-                weights.make(a.g.own(u), g.indices + k, count, 0);
+                weights.make(a.g.own(u), g.indices + k, count);
                 A *e = weights.delta;
                 for (int64_t i = 0; i < count * heads; i += kLanes<A>) store(e + i, load(e + i) * load(weights.weight + i) * load(weights.slope + i));
                 sum_heads<A>(e, count, heads, sum);

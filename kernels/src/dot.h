@@ -55,6 +55,10 @@ void sums_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead
     for (int64_t j = 0; j < count; j += 4) {
         const int64_t some = least(count - j, int64_t(4));
         for (int64_t q = j + ahead; q < least(j + ahead + some, ready); ++q) prefetch(x[q], heads * dim);
+        if (heads == 1 && some == 4) {
+            of_head(0, std::integral_constant<int, 4>{}, x + j, out + j);
+            continue;
+        }
         for (int64_t h = 0; h < heads; ++h) {
             const T* rows[4];
             Acc<T> d[4];
@@ -93,6 +97,9 @@ template <int N> inline void dots(const bf16* const* x, int64_t n, const bf16* y
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) sums[j] = (VecF)sum[j] + (VecF)more[j];
     lanes_sums<float, N>(sums, out);
+}
+inline VecF add_products(VecF sum, const bf16* x, const bf16* y) {
+    return (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(x), (__m512bh)_mm512_loadu_si512(y));
 }
 #endif
 template <int N, class T> inline void dots(const T* const* x, int64_t n, const Acc<T>* y, Acc<T>* out) {

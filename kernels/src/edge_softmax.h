@@ -86,6 +86,37 @@ template <class A> inline void sum_heads(const A* e, int64_t count, int64_t head
     }
 }
 
+// The softmax of entries whose largest logit is not known yet (Milakov and Gimelshein, 2018).
+template <class A> class OnlineSoftmax {
+    static constexpr A kLow = -A(__builtin_inf());
+    int64_t heads;
+    Scratch<A> before, base;
+  public:
+    explicit OnlineSoftmax(int64_t number) : heads(number), before(number), base(number) {}
+
+    // Raises max (heads,) to that of the logits e (count, heads), makes of them exp(e - max), adds those to total, and
+    // leaves in shrink (heads,) what sums of earlier entries must be multiplied by.
+    void add(A* e, int64_t count, A* max, double* total, A* shrink) const {
+        memcpy(before, max, heads * sizeof(A));
+        max_heads<A>(e, count, heads, max);
+        for (int64_t h = 0; h < heads; ++h) {
+            base[h] = max[h] == kLow ? 0 : max[h];
+            shrink[h] = 1;
+            if (max[h] == before[h] || before[h] == kLow) continue;
+            shrink[h] = exp_difference(splat(before[h]), splat(max[h]))[0];
+            total[h] *= shrink[h];
+        }
+        exp_heads<A>(e, base, count, heads, e);
+        sum_heads<A>(e, count, heads, total);
+    }
+};
+
+// acc (heads, dim), a sum of earlier entries, brought to the largest logit of later ones.
+template <class A> inline void shrink_heads(A* acc, const A* shrink, int64_t heads, int64_t dim) {
+    for (int64_t h = 0; h < heads; ++h)
+        if (shrink[h] != 1) scale_row<A>(acc + h * dim, shrink[h], dim);
+}
+
 template <class A> inline void scale_heads(A* x, const A* factor, int64_t count, int64_t heads) {
     if (heads == 1) return scale_row(x, factor[0], count);
     for (int64_t j = 0; j < count; ++j)

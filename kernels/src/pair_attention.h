@@ -49,14 +49,15 @@ template <class T, class Kind> struct PairForward {
     const PairArgs& a;
     const Kind& kind;
     const int64_t heads, dim, n, stride, few;
-    Scratch<A> acc, max, near, sum, e, before, base, shrink, kept;
+    Scratch<A> acc, max, near, sum, e, shrink, kept;
+    OnlineSoftmax<A> softmax;
     Scratch<double> total;
     Scratch<const T*> xs;
 
     PairForward(const PairArgs& args, const Kind& k, int64_t slots)
         : a(args), kind(k), heads(a.heads), dim(a.dim), n(heads * dim), stride(padded<A>(n)), few(cached_entries(n * sizeof(T))),
-          acc(slots * stride), max(slots * heads), near(stride), sum(stride), e(few * heads), before(heads), base(heads),
-          shrink(heads), kept(heads), total(slots * heads), xs(kBlock) {}
+          acc(slots * stride), max(slots * heads), near(stride), sum(stride), e(few * heads), shrink(heads), kept(heads),
+          softmax(heads), total(slots * heads), xs(kBlock) {}
 
     void begin(int64_t, int64_t slot) {
         memset(acc + slot * stride, 0, stride * sizeof(A));
@@ -76,17 +77,9 @@ template <class T, class Kind> struct PairForward {
             const T* const* ends = xs + s.at + j0;
             const int64_t count = least(few, s.count - j0);
             pair_logits<T>(a, kind, ends, count, s.ready - j0, few, near, e.data);
-            memcpy(before, top, heads * sizeof(A));
-            max_heads<A>(e, count, heads, top);
-            for (int64_t h = 0; h < heads; ++h) base[h] = top[h] == kLow ? 0 : top[h];
-            exp_heads<A>(before, base, 1, heads, shrink);
-            for (int64_t h = 0; h < heads; ++h) {
-                if (top[h] == before[h]) continue;
-                total[s.slot * heads + h] *= shrink[h], kept[h] *= shrink[h];
-                scale_row<A>(sum + h * dim, shrink[h], dim);
-            }
-            exp_heads<A>(e, base, count, heads, e);
-            sum_heads<A>(e, count, heads, total + s.slot * heads);
+            softmax.add(e, count, top, total + s.slot * heads, shrink);
+            shrink_heads<A>(sum, shrink, heads, dim);
+            for (int64_t h = 0; h < heads; ++h) kept[h] *= shrink[h];
             accumulate_heads<T>({ends, e, nullptr, heads, count, count}, heads, dim, sum);
         }
         for (int64_t h = 0; h < heads; ++h)

@@ -193,9 +193,10 @@ template <class A, int... I> inline Pair<A> evens_and_odds(Vec<A> a, Vec<A> b, s
     using Int = typename Traits<A>::Int;
     return {__builtin_shuffle(a, b, Int{2 * I...}), __builtin_shuffle(a, b, Int{2 * I + 1 ...})};
 }
-template <int... I> inline Pair<float> interleaved(VecF a, VecF b, std::integer_sequence<int, I...>) {
-    constexpr int W = kLanes<float>;
-    return {__builtin_shuffle(a, b, VecI{I / 2 + I % 2 * W...}), __builtin_shuffle(a, b, VecI{(I + W) / 2 + I % 2 * W...})};
+template <class A, int... I> inline Pair<A> interleaved(Vec<A> a, Vec<A> b, std::integer_sequence<int, I...>) {
+    using Int = typename Traits<A>::Int;
+    constexpr int W = kLanes<A>;
+    return {__builtin_shuffle(a, b, Int{I / 2 + I % 2 * W...}), __builtin_shuffle(a, b, Int{(I + W) / 2 + I % 2 * W...})};
 }
 
 template <class T> struct Paired {
@@ -211,7 +212,7 @@ template <> struct Paired<bf16> {
         return {(VecF)(words << 16), (VecF)(words & int32_t(0xffff0000))};
     }
     static Pair<float> paired(Pair<float> x) { return evens_and_odds<float>(x.first, x.second, Lanes<float>{}); }
-    static Pair<float> in_order(Pair<float> x) { return interleaved(x.first, x.second, Lanes<float>{}); }
+    static Pair<float> in_order(Pair<float> x) { return interleaved<float>(x.first, x.second, Lanes<float>{}); }
 };
 
 // ---- kLanes records of four values: the first of each, the second of each, and so on
@@ -222,6 +223,12 @@ template <class A> inline Quad<A> load_transposed(const A* p) {
     const Pair<A> low = evens_and_odds<A>(load(p), load(p + W), Lanes<A>{}), high = evens_and_odds<A>(load(p + 2 * W), load(p + 3 * W), Lanes<A>{});
     const Pair<A> ac = evens_and_odds<A>(low.first, high.first, Lanes<A>{}), bd = evens_and_odds<A>(low.second, high.second, Lanes<A>{});
     return {ac.first, bd.first, ac.second, bd.second};
+}
+template <class A> inline void store_transposed(A* p, const Quad<A>& v) {
+    constexpr int W = kLanes<A>;
+    const Pair<A> ac = interleaved<A>(v.a, v.c, Lanes<A>{}), bd = interleaved<A>(v.b, v.d, Lanes<A>{});
+    const Pair<A> low = interleaved<A>(ac.first, bd.first, Lanes<A>{}), high = interleaved<A>(ac.second, bd.second, Lanes<A>{});
+    store(p, low.first), store(p + W, low.second), store(p + 2 * W, high.first), store(p + 3 * W, high.second);
 }
 
 // ---- sums of lanes: halves added to each other until one lane is left, always the same tree
@@ -248,7 +255,7 @@ template <int Width, class A, int... I> inline Vec<A> add_halves(Vec<A> a, Vec<A
            __builtin_shuffle(a, b, Int{half_of(kLanes<A>, Width, I, true)...});
 }
 // out[j] = lanes_sum(v[j]), to the bit; four at once cost little more than one.
-template <class A, int N> inline void lanes_sums(const Vec<A>* v, A* out) {
+template <class A, int N> __attribute__((always_inline)) inline void lanes_sums(const Vec<A>* v, A* out) {
     constexpr int W = kLanes<A>;
     if constexpr (N == 4 && W >= 4) {
         const Vec<A> ab = add_halves<W, A>(v[0], v[1], Lanes<A>{}), cd = add_halves<W, A>(v[2], v[3], Lanes<A>{});
