@@ -19,6 +19,43 @@ template <class T> struct Block {
     Acc<T> scalar(int64_t k) const { return w[k * w_stride]; }
 };
 
+// Calls f(vectors, tailed, col, tail) for the columns [col, end), some vectors at a time, `kMost` at most; of the last of them
+// only `tail` columns are there where `tailed`. Both are constants.
+template <class A, int kMost, class F> void for_columns(int64_t col, int64_t end, const F& f) {
+    constexpr int W = kLanes<A>;
+    const auto some = [&](auto vectors) {
+        const int tail = int(end - col >= vectors * W ? 0 : (end - col) % W);
+        if (tail) f(vectors, std::true_type{}, col, tail);
+        else f(vectors, std::false_type{}, col, 0);
+        col += vectors * W;
+    };
+    const auto whole = [&](auto vectors) {
+        for (; col + vectors * W <= end; col += vectors * W) f(vectors, std::false_type{}, col, 0);
+    };
+    if constexpr (kMost >= 16) whole(std::integral_constant<int, 16>{});
+    whole(std::integral_constant<int, 8>{});
+    while (col < end) switch (least((end - col + W - 1) / W, int64_t(4))) {
+        case 4: some(std::integral_constant<int, 4>{}); break;
+        case 3: some(std::integral_constant<int, 3>{}); break;
+        case 2: some(std::integral_constant<int, 2>{}); break;
+        default: some(std::integral_constant<int, 1>{});
+    }
+}
+
+// acc += the sums of NV vectors of columns, which are in the order of pairs where Pairs.
+template <class T, int NV, bool Pairs> __attribute__((always_inline)) inline void add_columns(Vec<Acc<T>>* sum, Acc<T>* acc) {
+    using A = Acc<T>;
+    constexpr int W = kLanes<A>;
+    if constexpr (Pairs)
+#pragma GCC unroll 8
+        for (int i = 0; i < NV; i += 2) {
+            const Pair<A> pair = Paired<T>::in_order({sum[i], sum[i + 1]});
+            sum[i] = pair.first, sum[i + 1] = pair.second;
+        }
+#pragma GCC unroll 16
+    for (int i = 0; i < NV; ++i) store(acc + i * W, load(acc + i * W) + sum[i]);
+}
+
 struct AsItIs { template <class V> V operator()(V x, int64_t) const { return x; } };
 
 // NV vectors of columns from `col`; the last holds `tail` columns where Tail. The block's terms are added up before
@@ -73,42 +110,17 @@ void accumulate_columns(const B& b, int64_t col, int64_t per_weight, int tail, A
             }
         }
     }
-    if constexpr (kPairs)
-#pragma GCC unroll 8
-        for (int i = 0; i < NV; i += 2) {
-            const Pair<A> pair = Paired<T>::in_order({sum[i], sum[i + 1]});
-            sum[i] = pair.first, sum[i + 1] = pair.second;
-        }
-#pragma GCC unroll 16
-    for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
-}
-
-template <class T, Weight M, int NV, class B, class F>
-void accumulate_some(const B& b, int64_t col, int64_t per_weight, int tail, Acc<T>* acc, const F& f) {
-    if (tail) accumulate_columns<T, M, NV, true>(b, col, per_weight, tail, acc, f);
-    else accumulate_columns<T, M, NV, false>(b, col, per_weight, 0, acc, f);
+    add_columns<T, NV, kPairs>(sum, acc + col);
 }
 
 // All of the columns [0, n). acc has room for whole vectors. per_weight: columns that share a weight (per_vector,
 // per_pair: a multiple of one or two vectors).
 template <class T, Weight M, class B, class F = AsItIs>
 void accumulate(const B& b, int64_t n, int64_t per_weight, Acc<T>* acc, const F& f = {}) {
-    constexpr int W = kLanes<Acc<T>>;
-    int64_t col = 0;
-    if (M != Weight::shuffled)  // which needs a register more for each vector
-        for (; col + 16 * W <= n; col += 16 * W) accumulate_columns<T, M, 16, false>(b, col, per_weight, 0, acc, f);
-    for (; col + 8 * W <= n; col += 8 * W) accumulate_columns<T, M, 8, false>(b, col, per_weight, 0, acc, f);
-    while (col < n) {
-        const int64_t vectors = least((n - col + W - 1) / W, int64_t(4));
-        const int tail = int(n - col >= vectors * W ? 0 : (n - col) % W);
-        switch (vectors) {
-            case 4: accumulate_some<T, M, 4>(b, col, per_weight, tail, acc, f); break;
-            case 3: accumulate_some<T, M, 3>(b, col, per_weight, tail, acc, f); break;
-            case 2: accumulate_some<T, M, 2>(b, col, per_weight, tail, acc, f); break;
-            default: accumulate_some<T, M, 1>(b, col, per_weight, tail, acc, f);
-        }
-        col += vectors * W;
-    }
+    constexpr int kMost = M == Weight::shuffled ? 8 : 16;  // shuffling needs a register more for each vector
+    for_columns<Acc<T>, kMost>(0, n, [&](auto vectors, auto tailed, int64_t col, int tail) {
+        accumulate_columns<T, M, vectors, tailed>(b, col, per_weight, tail, acc, f);
+    });
 }
 
 // Weights w (count, heads) on features (heads, dim). Reads a whole vector from each entry's weights on; acc takes

@@ -103,14 +103,9 @@ template <class A> struct Weights {
     }
 };
 
-#if defined(__AVX512F__)
-constexpr bool kManyRegisters = true;
-#else
-constexpr bool kManyRegisters = false;
-#endif
 // Whether a row is gathered once for its dot product and for the sum: columns of both are loaded in the same order, and the
 // registers hold both.
-template <class T> constexpr bool kOnePass = kManyRegisters && (!std::is_same_v<T, bf16> || std::is_same_v<Dotted<T>, bf16>);
+template <class T> constexpr bool kOnePass = kVectorBytes == 64 && (!std::is_same_v<T, bf16> || std::is_same_v<Dotted<T>, bf16>);
 
 // acc += the sum of b.w x, and d += x . near for each entry, as far apart as its weight; over NV vectors of columns from col
 // on, of which the last holds `tail` where Tail.
@@ -119,7 +114,7 @@ void sum_and_dot_columns(const Block<T>& b, int64_t col, int tail, const Dotted<
     using A = Acc<T>;
     constexpr int W = kLanes<A>;
     constexpr bool kPairs = std::is_same_v<Dotted<T>, bf16> && NV % 2 == 0 && !Tail;
-    Vec<A> sum[NV] = {}, dot[4];
+    Vec<A> sum[NV] = {}, dot[4] = {};
     for (int64_t k = 0; k < b.count; ++k) {
         if (k + kAhead < b.ready) prefetch(b.row(k + kAhead) + col, NV * W);
         const T* x = b.row(k) + col;
@@ -148,38 +143,29 @@ void sum_and_dot_columns(const Block<T>& b, int64_t col, int tail, const Dotted<
             for (int64_t q = k / 4 * 4; q <= k; ++q) d[q * b.w_stride] += sums[q % 4];
         }
     }
-    if constexpr (kPairs)
-#pragma GCC unroll 8
-        for (int i = 0; i < NV; i += 2) {
-            const Pair<A> pair = Paired<T>::in_order({sum[i], sum[i + 1]});
-            sum[i] = pair.first, sum[i + 1] = pair.second;
-        }
-#pragma GCC unroll 16
-    for (int i = 0; i < NV; ++i) store(acc + col + i * W, load(acc + col + i * W) + sum[i]);
+    add_columns<T, NV, kPairs>(sum, acc + col);
 }
 
-template <class T, int NV>
-void sum_and_dot_some(const Block<T>& b, int64_t col, int tail, const Dotted<T>* near, Acc<T>* acc, Acc<T>* d) {
-    if (tail) sum_and_dot_columns<T, NV, true>(b, col, tail, near, acc, d);
-    else sum_and_dot_columns<T, NV, false>(b, col, 0, near, acc, d);
-}
-
-// The same for the columns [col, end). acc has room for whole vectors.
+// acc (heads, dim) += the sum of b.w x, and d (count, heads) = x . near by head.
 template <class T>
-void sum_and_dot(const Block<T>& b, int64_t col, int64_t end, const Dotted<T>* near, Acc<T>* acc, Acc<T>* d) {
-    constexpr int W = kLanes<Acc<T>>;
-    for (; col + 16 * W <= end; col += 16 * W) sum_and_dot_columns<T, 16, false>(b, col, 0, near, acc, d);
-    for (; col + 8 * W <= end; col += 8 * W) sum_and_dot_columns<T, 8, false>(b, col, 0, near, acc, d);
-    while (col < end) {
-        const int64_t vectors = least((end - col + W - 1) / W, int64_t(4));
-        const int tail = int(end - col >= vectors * W ? 0 : (end - col) % W);
-        switch (vectors) {
-            case 4: sum_and_dot_some<T, 4>(b, col, tail, near, acc, d); break;
-            case 3: sum_and_dot_some<T, 3>(b, col, tail, near, acc, d); break;
-            case 2: sum_and_dot_some<T, 2>(b, col, tail, near, acc, d); break;
-            default: sum_and_dot_some<T, 1>(b, col, tail, near, acc, d);
+void sum_and_dot_heads(const Block<T>& b, int64_t heads, int64_t dim, const Dotted<T>* near, Acc<T>* acc, Acc<T>* d) {
+    using A = Acc<T>;
+    constexpr int64_t kFew = 16;  // entries whose rows stay cached between their two uses
+    if constexpr (kOnePass<T>)
+        if (heads == 1 || (dim >= 4 * kLanes<A> && dim % kLanes<A> == 0)) {  // whole vectors, or a NaN's would reach the next head
+            memset(d, 0, b.count * heads * sizeof(A));
+            for (int64_t h = 0; h < heads; ++h) {
+                const Block<T> head{b.x, b.w + h, nullptr, heads, b.count, b.ready};
+                for_columns<A, 16>(h * dim, (h + 1) * dim, [&](auto vectors, auto tailed, int64_t col, int tail) {
+                    sum_and_dot_columns<T, vectors, tailed>(head, col, tail, near, acc, d + h);
+                });
+            }
+            return;
         }
-        col += vectors * W;
+    for (int64_t j = 0; j < b.count; j += kFew) {
+        const int64_t count = least(kFew, b.count - j);
+        dots_by_head<T>(b.x + j, count, b.ready - j, kFew, near, heads, dim, d + j * heads);
+        accumulate_heads<T>({b.x + j, b.w + j * heads, nullptr, heads, count, count}, heads, dim, acc);
     }
 }
 
@@ -190,8 +176,7 @@ void sum_and_dot(const Block<T>& b, int64_t col, int64_t end, const Dotted<T>* n
 // range of rows, so that their order is fixed.
 template <class I, class T> void attention_backward_rows(const AttentionArgs& a) {
     using A = Acc<T>;
-    constexpr int64_t kFew = 16;  // entries whose rows of grad stay cached between their two uses
-    constexpr int64_t kRecordsAhead = 48;
+    constexpr int64_t kRecordsAhead = 48;  // entries between the fetching and the use of a destination's records
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
     const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A));
@@ -199,7 +184,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
         const int64_t slots = span.slots(g.indptr, t.chunk), most_values = kBlock * heads + kLanes<A>;
         Weights<A> weights(a);
         Scratch<Dotted<T>> near(stride);
-        Scratch<A> acc(slots * stride), sum(stride + kLanes<A>), d(most_values), terms(most_values * kSums);
+        Scratch<A> acc(slots * stride), sum(stride), d(most_values), terms(most_values * kSums);
         Scratch<double> grad_el(slots * heads);
         Scratch<const T*> ys(kBlock);
         Scratch<int64_t> places(kBlock);
@@ -230,16 +215,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 weights.make(a.g.own(s.row), g.indices + s.k, s.count);
                 hold_row<T>(near, (const T*)a.h + a.g.own(s.row) * n, n);
                 memset(sum, 0, stride * sizeof(A));
-                if (kOnePass<T> && (heads == 1 || dim >= 4 * kLanes<A>)) {
-                    memset(d, 0, values * sizeof(A));
-                    for (int64_t h = 0; h < heads; ++h)
-                        sum_and_dot<T>({ys + s.at, weight + h, nullptr, heads, s.count, s.ready}, h * dim, (h + 1) * dim, near, sum, d + h);
-                } else
-                    for (int64_t j = 0; j < s.count; j += kFew) {
-                        const int64_t count = least(kFew, s.count - j);
-                        dots_by_head<T>(ys + s.at + j, count, s.ready - j, kFew, near, heads, dim, d + j * heads);
-                        accumulate_heads<T>({ys + s.at + j, weight + j * heads, nullptr, heads, count, count}, heads, dim, sum);
-                    }
+                sum_and_dot_heads<T>({ys + s.at, weight, nullptr, heads, s.count, s.ready}, heads, dim, near, sum, d);
                 for (int64_t i = 0; i < values; i += kLanes<A>) {
                     const Vec<A> w = load(weight + i), slope = load(weights.slope + i);
                     const Vec<A> centred = w * (load(d + i) - load(weights.delta + i)), sloped = centred * slope;

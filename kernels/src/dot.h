@@ -55,10 +55,6 @@ void sums_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead
     for (int64_t j = 0; j < count; j += 4) {
         const int64_t some = least(count - j, int64_t(4));
         for (int64_t q = j + ahead; q < least(j + ahead + some, ready); ++q) prefetch(x[q], heads * dim);
-        if (heads == 1 && some == 4) {
-            of_head(0, std::integral_constant<int, 4>{}, x + j, out + j);
-            continue;
-        }
         for (int64_t h = 0; h < heads; ++h) {
             const T* rows[4];
             Acc<T> d[4];

@@ -161,6 +161,21 @@ def test_attention_keeps_nan_and_inf_in_their_row_and_head(dtype, value):
             assert torch.equal(grads[0].isnan(), bad.expand_as(out))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [5, 19, 72, 128])
+def test_gat_attention_keeps_a_nan_logit_in_its_head(dim, dtype):
+    graph = Graph.from_coo(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 0, 1, 2]), 3, 3)
+    h = features(3, 2, dim, dtype=dtype).requires_grad_()
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    el, er = (features(3, 2, dtype=wide, seed=s).requires_grad_() for s in (1, 2))
+    with torch.no_grad():
+        el[1, 0] = torch.nan
+    out = ak.gat_attention(graph, h, el, er)
+    grads = torch.autograd.grad(out.sum(), (h, el, er))
+    assert all(x[:2, 0].isnan().any() for x in (out, *grads))
+    assert not any(x[:, 1].isnan().any() for x in (out, *grads))
+
+
 def test_attention_with_logits_of_minus_infinity():
     """They weigh nothing, in the first of a row's blocks too; a row of nothing else has no softmax."""
     h = torch.full((600, 1, 1), -torch.inf)
