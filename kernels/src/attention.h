@@ -146,9 +146,10 @@ void sum_and_dot_columns(const Block<T>& b, int64_t col, int tail, const Dotted<
     add_columns<T, NV, kPairs>(sum, acc + col);
 }
 
-// acc (heads, dim) += the sum of b.w x, and d (count, heads) = x . near by head.
+// acc (heads, dim) += the sum of b.w x, and d (count, heads) = x . near by head. `sum` is room for a row.
 template <class T>
-void sum_and_dot_heads(const Block<T>& b, int64_t heads, int64_t dim, const Dotted<T>* near, Acc<T>* acc, Acc<T>* d) {
+void sum_and_dot_heads(const Block<T>& b, int64_t heads, int64_t dim, const Dotted<T>* near, Acc<T>* sum, Acc<T>* acc,
+                       Acc<T>* d) {
     using A = Acc<T>;
     constexpr int64_t kFew = 16;  // entries whose rows stay cached between their two uses
     if constexpr (kOnePass<T>)
@@ -162,11 +163,13 @@ void sum_and_dot_heads(const Block<T>& b, int64_t heads, int64_t dim, const Dott
             }
             return;
         }
+    memset(sum, 0, padded<A>(heads * dim) * sizeof(A));
     for (int64_t j = 0; j < b.count; j += kFew) {
         const int64_t count = least(kFew, b.count - j);
         dots_by_head<T>(b.x + j, count, b.ready - j, kFew, near, heads, dim, d + j * heads);
-        accumulate_heads<T>({b.x + j, b.w + j * heads, nullptr, heads, count, count}, heads, dim, acc);
+        accumulate_heads<T>({b.x + j, b.w + j * heads, nullptr, heads, count, count}, heads, dim, sum);
     }
+    add_row<A>(acc, sum, heads * dim);
 }
 
 // Rows are sources: each gathers grad[v] of its destinations once, for the weighted sum and for the dot products
@@ -176,7 +179,7 @@ void sum_and_dot_heads(const Block<T>& b, int64_t heads, int64_t dim, const Dott
 // range of rows, so that their order is fixed.
 template <class I, class T> void attention_backward_rows(const AttentionArgs& a) {
     using A = Acc<T>;
-    constexpr int64_t kRecordsAhead = 48;  // entries between the fetching and the use of a destination's records
+    constexpr int64_t kRecordsAhead = 24;  // entries between the fetching and the use of a destination's records
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
     const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A));
@@ -214,8 +217,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 fetch(s.at + least(s.count + kRecordsAhead, s.ready), sums);
                 weights.make(a.g.own(s.row), g.indices + s.k, s.count);
                 hold_row<T>(near, (const T*)a.h + a.g.own(s.row) * n, n);
-                memset(sum, 0, stride * sizeof(A));
-                sum_and_dot_heads<T>({ys + s.at, weight, nullptr, heads, s.count, s.ready}, heads, dim, near, sum, d);
+                sum_and_dot_heads<T>({ys + s.at, weight, nullptr, heads, s.count, s.ready}, heads, dim, near, sum, acc + s.slot * stride, d);
                 for (int64_t i = 0; i < values; i += kLanes<A>) {
                     const Vec<A> w = load(weight + i), slope = load(weights.slope + i);
                     const Vec<A> centred = w * (load(d + i) - load(weights.delta + i)), sloped = centred * slope;
@@ -224,7 +226,6 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 }
                 sum_heads<A>(d, s.count, heads, grad_el + s.slot * heads);
                 for (int64_t i = 0; i < values; ++i) add_four(sums + weights.node[i] * kSums, terms + i * kSums);
-                add_row<A>(acc + s.slot * stride, sum, n);
             },
             [&](int64_t u, int64_t slot) {
                 store_result<T>(a.g, a.grad_h, u, acc + slot * stride, n);

@@ -75,6 +75,7 @@ template <class I> int64_t run_end(const I* ids, int64_t k, int64_t row_end, int
     constexpr int64_t kIds = 16;
     for (; k + kIds <= row_end; k += kIds) {
         I below = 0;
+#pragma GCC unroll 1  // unrolled, it is not made vectors of
         for (int64_t i = 0; i < kIds; ++i) below += ids[k + i] < I(limit);
         if (below < I(kIds)) return k + below;
     }
