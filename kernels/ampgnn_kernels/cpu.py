@@ -226,13 +226,17 @@ def _pair_attention_backward(
     return grad_h, grad_h_dst
 
 
-def arg_scatter(indptr, indices, eids, grad, arg, target, rows) -> Tensor:
+def arg_scatter(indptr, indices, eids, grad, arg, op, target, rows) -> Tensor:
+    ids = {"u": indices, "e": eids}[target]
+    if op not in ("copy_u", "copy_e") and ids is not None:  # arg names entries
+        arg = torch.where(arg < 0, arg, ids[arg.clamp(min=0)])
     grad, arg = grad.contiguous(), arg.contiguous()
     out = grad.new_zeros((rows, *grad.shape[1:]))
     _C.arg_scatter(
-        *_rows(indptr, indices, eids, 0),
         DTYPES[grad.dtype],
-        TARGETS[target],
+        arg.dtype == torch.int64,
+        target == "e",
+        grad.shape[0],
         _width(grad),
         grad.data_ptr(),
         arg.data_ptr(),

@@ -50,7 +50,7 @@ _lib.define(f"dot_attention({_PAIR.format('?')}, float scale) -> (Tensor, Tensor
 _lib.define(f"dot_attention_backward({_PAIR.format('')}, {_SAVED}, float scale) -> (Tensor, Tensor)")
 _lib.define(
     "arg_scatter(Tensor indptr, Tensor indices, Tensor? eids, Tensor? rindptr, Tensor? rindices, Tensor? reids,"
-    " Tensor grad, Tensor arg, str target, SymInt rows) -> Tensor"
+    " Tensor grad, Tensor arg, str op, str target, SymInt rows) -> Tensor"
 )
 
 _ops = torch.ops.ampgnn
@@ -198,7 +198,7 @@ def _(indptr, indices, rindptr, rindices, h, h_dst, out, largest, total, grad, s
 
 
 @torch.library.register_fake("ampgnn::arg_scatter", lib=_lib)
-def _(indptr, indices, eids, rindptr, rindices, reids, grad, arg, target, rows):
+def _(indptr, indices, eids, rindptr, rindices, reids, grad, arg, op, target, rows):
     return grad.new_empty((rows, *grad.shape[1:]))
 
 
@@ -322,7 +322,7 @@ def _dot_split(w, features) -> int | None:
 
 def _extreme_backward(edges, op, x, w, grad, arg, need_x, need_w):
     def scatter(grad, target, rows):
-        return _run.arg_scatter(*edges.here, *edges.there, grad, arg, target, rows)
+        return _run.arg_scatter(*edges.here, *edges.there, grad, arg, op, target, rows)
 
     num_edges = edges.here[1].shape[0]
     if op == "copy_u":

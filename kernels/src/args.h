@@ -46,7 +46,8 @@ struct SpmmArgs {
     const void* src_scale;  // (num_src,) float, double for f64, or null
     const void* dst_scale;  // (rows,) the same
     void* out;               // (rows, outer * inner)
-    void* arg;               // the same shape, ids as wide as the graph's, or null: entry k of the extreme edge, or -1
+    void* arg;               // the same shape, ids as wide as the graph's, or null: of the extreme edge, or -1, the source
+                             // (copy_u), the id (copy_e), else the entry
     int threads;
 };
 
@@ -121,11 +122,11 @@ struct PairArgs {
 };
 
 // out[target(arg[r, f]), f] += grad[r, f], in fp32; target: the source (indices) or the edge id (eids) of an entry.
-struct ArgScatterArgs {
-    Rows g;
+struct ArgScatterArgs {  // out[arg[r, c], c] += grad[r, c] where arg is not negative
     DType dtype;
-    Target target;
-    int64_t width;
+    bool wide;    // 64-bit arg, else 32-bit
+    bool unique;  // no place is named twice
+    int64_t rows, width;
     const void* grad;
     const void* arg;
     void* out;  // (out_rows, width), zeroed

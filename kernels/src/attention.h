@@ -293,7 +293,7 @@ template <class I, class T> void correct_grad_el_hub(const AttentionArgs& a, int
 }
 
 void attention(const AttentionArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+    with_types(a.g.wide, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         around_hubs<I>(
@@ -305,7 +305,7 @@ void attention(const AttentionArgs& a) {
     });
 }
 void attention_backward(const AttentionArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+    with_types(a.g.wide, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         around_hubs<I>(
@@ -314,7 +314,7 @@ void attention_backward(const AttentionArgs& a) {
     });
 }
 void correct_grad_el(const AttentionArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+    with_types(a.g.wide, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         around_hubs<I>(

@@ -104,10 +104,9 @@ void pair_attention_backward(Address indptr, Address indices, int64_t rows, int6
     kernels().pair_backward_sources(a);
 }
 
-void arg_scatter(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int target,
-                 int64_t width, Address grad, Address arg, Address out, int64_t out_rows, int threads) {
-    kernels().arg_scatter({rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), Target(target), width, at(grad),
-                           at(arg), at(out), out_rows, threads});
+void arg_scatter(int dtype, bool wide, bool unique, int64_t rows, int64_t width, Address grad, Address arg, Address out, int64_t out_rows,
+                 int threads) {
+    kernels().arg_scatter({DType(dtype), wide, unique, rows, width, at(grad), at(arg), at(out), out_rows, threads});
 }
 
 void row_dot(int dtype, int64_t rows, int64_t dim, Address a, Address b, Address out, int threads) {

@@ -305,7 +305,7 @@ template <class I, class T> void softmax_hub(SoftmaxArgs a, int64_t hub) {
 }
 
 void edge_softmax(const SoftmaxArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+    with_types(a.g.wide, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         const auto others = [&](const Rows& rows, int64_t) {

@@ -304,7 +304,7 @@ template <class T, class Kind> struct PairBackwardSources : PairBackward<T, Kind
 
 // Calls f(I*, T*, kind).
 template <class F> void with_pair(const PairArgs& a, const F& f) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+    with_types(a.g.wide, a.dtype, [&](auto* i, auto* t) {
         using A = Acc<AMPGNN_TYPE(t)>;
         if (a.product) f(i, t, Product<A>{});
         else f(i, t, LeakySum<A>{A(a.negative_slope)});

@@ -103,12 +103,12 @@ template <class F> void with_dtype(DType dtype, const F& f) {
         case DType::bf16: return f((bf16*)nullptr);
     }
 }
-template <class F> void with_index(const Rows& g, const F& f) {
-    if (g.wide) f((int64_t*)nullptr); else f((int32_t*)nullptr);
+template <class F> void with_index(bool wide, const F& f) {
+    if (wide) f((int64_t*)nullptr); else f((int32_t*)nullptr);
 }
 // Calls f(I*, T*) with the types of ids and of features.
-template <class F> void with_types(const Rows& g, DType dtype, const F& f) {
-    with_index(g, [&](auto* i) { with_dtype(dtype, [&](auto* t) { f(i, t); }); });
+template <class F> void with_types(bool wide, DType dtype, const F& f) {
+    with_index(wide, [&](auto* i) { with_dtype(dtype, [&](auto* t) { f(i, t); }); });
 }
 
 template <class T> inline void store_row(T* to, const Acc<T>* from, int64_t n) {

@@ -121,7 +121,7 @@ template <class I, class T> void sddmm_rows(SddmmArgs a, const Rows& rows, int64
 }
 
 void sddmm(const SddmmArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+    with_types(a.g.wide, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         around_hubs<I>(

@@ -1,6 +1,8 @@
 // out[v] = reduce over the edges (u, e, v) of op(x[u], w[e]).
 #pragma once
-#include "accumulate.h"
+#include <atomic>
+
+#include "extreme.h"
 #include "hubs.h"
 
 namespace {
@@ -42,110 +44,93 @@ template <class T> Message<T> message_of(Op op) {
     }
 }
 
-template <class T> struct Extremes {
-    const T* const* x;  // a row for each of `count` entries
-    const typename Traits<Acc<T>>::Bits* ids;
-    int64_t count, ready, first;
-    Acc<T>* acc;
-    typename Traits<Acc<T>>::Bits *arg, *arg_id;
-};
+// Makes of entries, or -1, what `arg` holds of them.
+template <class I> void name_chosen(const SpmmArgs& a, I* arg, int64_t n) {
+    const void* ids = a.op == Op::copy_u ? a.g.indices : a.op == Op::copy_e ? a.g.eids : nullptr;
+    if (!ids) return;
+    for (int64_t i = 0; i < n; ++i) arg[i] = arg[i] < 0 ? arg[i] : ((const I*)ids)[arg[i]];
+}
 
-// acc = the extreme of acc and of a block of rows x; arg = the position in its row, `first` and on, of the entry it came
-// from. Of equal values the one with the smallest id wins where Ids, else the first; a NaN wins over everything, as in
-// torch.amax. NV vectors of columns from `col`.
-template <class T, bool Max, bool Ids, int NV, bool Tail>
-void extreme_columns(const Extremes<T>& b, int64_t col, int tail) {
+template <class I, class T, class Running> void spmm_extreme(const SpmmArgs& a) {
     using A = Acc<T>;
-    using Int = typename Traits<A>::Int;
     using Bits = typename Traits<A>::Bits;
-    constexpr int W = kLanes<A>;
-    Vec<A> best[NV];
-    Int from[NV], id[NV];
-    for (int i = 0; i < NV; ++i) {
-        best[i] = load(b.acc + col + i * W);
-        memcpy(&from[i], b.arg + col + i * W, sizeof(Int));
-        if (Ids) memcpy(&id[i], b.arg_id + col + i * W, sizeof(Int));
-    }
-    for (int64_t k = 0; k < b.count; ++k) {
-        if (k + kAhead < b.ready) prefetch(b.x[k + kAhead] + col, NV * W);
-        const Int number = Int{} + Bits(b.first + k), its = Ids ? Int{} + b.ids[k] : Int{};
-#pragma GCC unroll 8
-        for (int i = 0; i < NV; ++i) {
-            const T* row = b.x[k] + col + i * W;
-            const Vec<A> v = Tail && i == NV - 1 ? load_n(row, tail) : load(row);
-            Int take = ~(Max ? v <= best[i] : v >= best[i]);
-            if (Ids) take |= (v == best[i]) & (its < id[i]);
-            take &= best[i] == best[i];
-            best[i] = take ? v : best[i];
-            from[i] = take ? number : from[i];
-            if (Ids) id[i] = take ? its : id[i];
-        }
-    }
-    for (int i = 0; i < NV; ++i) {
-        store(b.acc + col + i * W, best[i]);
-        memcpy(b.arg + col + i * W, &from[i], sizeof(Int));
-        if (Ids) memcpy(b.arg_id + col + i * W, &id[i], sizeof(Int));
-    }
-}
-
-template <class T, bool Max, bool Ids> void take_extremes(const Extremes<T>& b, int64_t n) {
-    constexpr int W = kLanes<Acc<T>>, NV = Ids ? 4 : 8;
-    int64_t col = 0;
-    for (; col + NV * W <= n; col += NV * W) extreme_columns<T, Max, Ids, NV, false>(b, col, 0);
-    for (; col + W <= n; col += W) extreme_columns<T, Max, Ids, 1, false>(b, col, 0);
-    if (col < n) extreme_columns<T, Max, Ids, 1, true>(b, col, int(n - col));
-}
-
-// A NaN's first entry stays: nothing replaces it, so that among NaNs the order of the walk decides.
-template <class I, class T, bool Max, bool Ids> void spmm_extreme(const SpmmArgs& a) {
-    using A = Acc<T>;
-    using B = typename Traits<A>::Bits;
     const View<I> g(a.g);
     const T *x = (const T*)a.x, *w = (const T*)a.w;
-    const int64_t n = a.b.outer * a.b.inner, stride = padded<A>(n);
-    const A start = Max ? -A(__builtin_inf()) : A(__builtin_inf());
+    const int64_t n = a.b.outer * a.b.inner;
     const bool copies = a.op == Op::copy_u || a.op == Op::copy_e;
     const auto msg = message_of<T>(a.op);
-    const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), stride * (sizeof(A) + sizeof(B) * (Ids ? 2 : 1)));
+    const auto row_of = [&](int64_t k) {
+        return a.op == Op::copy_e ? w + g.eid(k) * a.w_stride : x + int64_t(g.indices[k]) * a.x_stride;
+    };
+    const Tiling t = tiling_for(a.g, a.x, a.op == Op::copy_e ? 0 : n * sizeof(T), padded<A>(n) * Running::kKept);
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
-        const int64_t slots = span.slots(g.indptr, t.chunk);
-        Scratch<A> acc(slots * stride), m(stride);
-        Scratch<B> arg(slots * stride), arg_id(Ids ? slots * stride : 0), ids(kBlock);
+        Running running(n, span.slots(g.indptr, t.chunk));
+        Scratch<A> m(padded<A>(n));
+        Scratch<int64_t> position(n);
+        Scratch<Bits> ids(kBlock);
         Scratch<const T*> xs(kBlock);
         for_segments(
-            g, t, span, {(const char*)w, a.w_stride * int64_t(sizeof(T))},
-            [&](int64_t r, int64_t slot) {
-                const A init = g.indptr[r] < g.indptr[r + 1] ? start : A(0);
-                for (int64_t i = 0; i < n; ++i) acc[slot * stride + i] = init;
-                memset(arg + slot * stride, 0, n * sizeof(B));
-                if (Ids)  // the first entry of all -inf takes any id's place
-                    for (int64_t i = 0; i < n; ++i) arg_id[slot * stride + i] = B((uint64_t(1) << (8 * sizeof(B) - 1)) - 1);
-            },
+            g, t, span, {(const char*)w, a.w_stride * int64_t(sizeof(T))}, [&](int64_t, int64_t slot) { running.begin(slot); },
             [&](const Segment& s) {
                 for (int64_t j = 0; j < s.count; ++j) {
                     if (w) g.prefetch_edge(w, a.w_stride, s.k + j + kEdgesAhead, s.stop);
-                    xs[s.at + j] = a.op == Op::copy_e ? w + g.eid(s.k + j) * a.w_stride : x + int64_t(g.indices[s.k + j]) * a.x_stride;
-                    if (Ids) ids[s.at + j] = B(g.eid(s.k + j));
+                    xs[s.at + j] = row_of(s.k + j);
+                    if (Running::kIds) ids[s.at + j] = Bits(g.eid(s.k + j));
                 }
             },
             [&](const Segment& s) {
-                A* to = acc + s.slot * stride;
-                B *from = arg + s.slot * stride, *id = arg_id + (Ids ? s.slot * stride : 0);
-                const int64_t position = s.k - int64_t(g.indptr[s.row]);
-                if (copies) return take_extremes<T, Max, Ids>({xs + s.at, ids + s.at, s.count, s.ready, position, to, from, id}, n);
-                const A* const row = m;
-                for (int64_t j = 0; j < s.count; ++j) {
-                    msg(a, xs[s.at + j], w + g.eid(s.k + j) * a.w_stride, m);
-                    take_extremes<A, Max, Ids>({&row, ids + s.at + j, 1, 1, position + j, to, from, id}, n);
+                const int64_t first = s.k - int64_t(g.indptr[s.row]);
+                if (copies) return running.take(Candidates<T>{xs + s.at, ids + s.at, s.count, s.ready, first}, s.slot);
+                if constexpr (Running::kMessages) {
+                    const A* const row = m;
+                    for (int64_t j = 0; j < s.count; ++j) {
+                        msg(a, xs[s.at + j], w + g.eid(s.k + j) * a.w_stride, m);
+                        running.take(Candidates<A>{&row, ids + s.at + j, 1, 1, first + j}, s.slot);
+                    }
                 }
             },
             [&](int64_t r, int64_t slot) {
-                store_result<T>(a.g, a.out, r, acc + slot * stride, n);
                 const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-                if (a.arg)
-                    for (int64_t i = 0; i < n; ++i) ((I*)a.arg)[r * n + i] = k0 < k1 ? I(k0 + arg[slot * stride + i]) : I(-1);
+                std::fill_n(position.data, n, -1 - k0);
+                std::fill_n(m.data, n, A(0));
+                if (k0 < k1) running.finish(slot, [&](int64_t p) { return row_of(k0 + p); }, m, position);
+                store_result<T>(a.g, a.out, r, m, n);
+                if (!a.arg) return;
+                I* arg = (I*)a.arg + r * n;
+                for (int64_t i = 0; i < n; ++i) arg[i] = I(k0 + position[i]);
+                if (!a.g.pieces) name_chosen(a, arg, n);
             });
     });
+}
+
+// Whether edge ids rise in every row: the first of a row's entries is then the one with the smallest id.
+template <class I> bool ids_rise(const Rows& g, int threads) {
+    const I* eids = (const I*)g.eids;
+    std::atomic<bool> all{true};
+    for_rows<I>(g, 1, threads, [&](int64_t first, int64_t end) {
+        const I* indptr = (const I*)g.indptr;
+        for (int64_t r = first; r < end && all.load(std::memory_order_relaxed); ++r) {
+            int falls = 0;
+            for (int64_t k = int64_t(indptr[r]) + 1; k < int64_t(indptr[r + 1]); ++k) falls += eids[k] < eids[k - 1];
+            if (falls) all = false;
+        }
+    });
+    return all;
+}
+
+template <class I> int64_t longest_row(const Rows& g) {
+    const I* indptr = (const I*)g.indptr;
+    int64_t longest = 0;
+    for (int64_t r = 0; r < g.rows; ++r) longest = most(longest, int64_t(indptr[r + 1]) - int64_t(indptr[r]));
+    return longest;
+}
+
+template <class I, class T, bool Max> void spmm_extreme(const SpmmArgs& a) {
+    if (a.arg && a.g.eids && !ids_rise<I>(a.g, a.threads)) return spmm_extreme<I, T, Extremes<T, Max, true>>(a);
+    if constexpr (sizeof(T) == 2)
+        if ((a.op == Op::copy_u || a.op == Op::copy_e) && longest_row<I>(a.g) <= HalfExtremes<T, Max>::kPositions)
+            return spmm_extreme<I, T, HalfExtremes<T, Max>>(a);
+    spmm_extreme<I, T, Extremes<T, Max, false>>(a);
 }
 
 // A product with a weight shared by all columns, by each head's columns, or none: the SIMD path.
@@ -273,9 +258,8 @@ template <class I, class T> void spmm_sum(const SpmmArgs& a) {
 }
 
 template <class I, class T> void spmm_rows(const SpmmArgs& a) {
-    const bool ids = a.arg && a.g.eids;  // else entries come in the order of their ids, or nobody asks which one won
-    if (a.reduce == Reduce::max) ids ? spmm_extreme<I, T, true, true>(a) : spmm_extreme<I, T, true, false>(a);
-    else if (a.reduce == Reduce::min) ids ? spmm_extreme<I, T, false, true>(a) : spmm_extreme<I, T, false, false>(a);
+    if (a.reduce == Reduce::max) spmm_extreme<I, T, true>(a);
+    else if (a.reduce == Reduce::min) spmm_extreme<I, T, false>(a);
     else spmm_sum<I, T>(a);
 }
 
@@ -302,11 +286,13 @@ template <class I, class T> void spmm_hub(const SpmmArgs& a, int64_t hub) {
         if (replaces<I>(a, out[i], arg[k], out[j], arg[best])) out[j] = out[i], arg[best] = arg[k];
     }
     store_row((T*)a.out + hub * n, (const A*)out, n);
-    if (a.arg) std::copy(arg.data, arg.data + n, (I*)a.arg + hub * n);
+    if (!a.arg) return;
+    name_chosen(a, arg.data, n);
+    std::copy_n(arg.data, n, (I*)a.arg + hub * n);
 }
 
 void spmm(const SpmmArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
+    with_types(a.g.wide, a.dtype, [&](auto* i, auto* t) {
         using I = AMPGNN_TYPE(i);
         using T = AMPGNN_TYPE(t);
         const int64_t n = a.b.outer * a.b.inner;
@@ -317,54 +303,6 @@ void spmm(const SpmmArgs& a) {
             spmm_rows<I, T>(of);
         };
         around_hubs<I>(a.g, others, [&](int64_t hub) { spmm_hub<I, T>(a, hub); });
-    });
-}
-
-// Each thread owns a block of columns, so every output element has one writer, in row order.
-void arg_scatter(const ArgScatterArgs& a) {
-    with_types(a.g, a.dtype, [&](auto* i, auto* t) {
-        using I = AMPGNN_TYPE(i);
-        using T = AMPGNN_TYPE(t);
-        using A = Acc<T>;
-        constexpr int64_t kColumns = 16, kRows = 16;  // of a batch
-        const View<I> g(a.g);
-        const T* grad = (const T*)a.grad;
-        T* out = (T*)a.out;
-        const int64_t blocks = (a.width + kColumns - 1) / kColumns;
-        const bool to_edges = a.target == Target::e;
-        const I* ids = to_edges ? g.eids : g.indices;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads) if (a.g.rows * a.width > 1 << 15)
-        for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t c0 = block * kColumns, c = least(kColumns, a.width - c0);
-            Scratch<A> sum(to_edges ? 0 : a.out_rows * c);
-            int64_t to[kRows * kColumns];
-            const auto each = [&](int64_t r0, const auto& f) {  // f(row, column, entry, number) for a batch's entries
-                for (int64_t r = r0; r < least(r0 + kRows, a.g.rows); ++r)
-                    for (int64_t j = 0; j < c; ++j) {
-                        const int64_t k = ((const I*)a.arg)[r * a.width + c0 + j];
-                        if (k >= 0) f(r, j, k, (r - r0) * kColumns + j);
-                    }
-            };
-            // An entry's id and what it points to are a cache miss each: both are fetched ahead.
-            const auto fetch_ids = [&](int64_t r0) {
-                if (ids) each(r0, [&](int64_t, int64_t, int64_t k, int64_t) { __builtin_prefetch(ids + k); });
-            };
-            fetch_ids(0);
-            for (int64_t r0 = 0; r0 < a.g.rows; r0 += kRows) {
-                fetch_ids(r0 + kRows);
-                each(r0, [&](int64_t, int64_t j, int64_t k, int64_t i) {
-                    to[i] = to_edges ? g.eid(k) * a.width + c0 + j : int64_t(g.indices[k]) * c + j;
-                    __builtin_prefetch(to_edges ? (const void*)(out + to[i]) : (const void*)(sum + to[i]), 1);
-                });
-                each(r0, [&](int64_t r, int64_t j, int64_t, int64_t i) {
-                    const T value = grad[r * a.width + c0 + j];
-                    if (to_edges) out[to[i]] = value;
-                    else sum[to[i]] += A(to_acc(value));
-                });
-            }
-            if (!to_edges)
-                for (int64_t u = 0; u < a.out_rows; ++u) store_row(out + u * a.width + c0, (const A*)sum + u * c, c);
-        }
     });
 }
 

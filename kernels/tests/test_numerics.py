@@ -284,3 +284,35 @@ def test_linear_in_float16_matches_float32_rounded_once():
         wants = torch.autograd.grad(exact, leaves, torch.ones_like(exact))
         for got, want in zip(grads, wants, strict=True):
             assert torch.allclose(got, want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ids", [True, None], ids=["rising ids", "no ids"])
+def test_extremes_of_every_value_and_their_edge(dtype, reduce, ids):
+    """Zeros of both signs, infinities, subnormals and NaNs of both signs, in rows of 1 to 60 entries."""
+    r = torch.Generator().manual_seed(3)
+    values = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), 1e-40, -1e-7, 6e-8, 1.0, -1.0, 3.0], dtype=dtype)
+    x = values[torch.randint(len(values), (40, 70), generator=r)]
+    nan = torch.rand(x.shape, generator=r) < 0.02
+    x[nan] = torch.where(
+        torch.rand(x.shape, generator=r) < 0.5, torch.tensor(float("nan")), -torch.tensor(float("nan"))
+    ).to(dtype)[nan]
+    dst = torch.arange(60).repeat_interleave(torch.arange(1, 61))
+    src = (torch.randint(40, dst.shape, generator=r) + 40 * dst).sort().values % 40
+    graph = ak.Graph.from_csc(ak.Graph.from_coo(src, dst, 40, 60).csc.indptr, src, ids and torch.arange(len(src)), 40)
+    x.requires_grad_()
+    out = ak.spmm(graph, x, op="copy_u", reduce=reduce)
+    out.backward(torch.ones_like(out))
+    rows, want = x.detach().double()[src], torch.zeros(40, 70)
+    for v in range(60):
+        mine = (dst == v).nonzero().flatten()
+        m = rows[mine]
+        top = m.amax(0) if reduce == "max" else m.amin(0)
+        first = torch.where(top.isnan(), m.isnan(), m == top).to(torch.uint8).argmax(0)
+        if not top.isnan().any():
+            assert torch.equal(out[v].double(), m.gather(0, first[None])[0])
+        assert torch.equal(out[v].isnan(), top.isnan())
+        want[src[mine[first]], torch.arange(70)] += ~top.isnan()
+    columns = ~x.detach().isnan().any(0)
+    assert torch.equal(x.grad[:, columns].float(), want[:, columns])

@@ -63,7 +63,7 @@ def cases(dtype):
         kept = getattr(ops, name)(*ends, *plain, factor)
         yield f"{name}_backward", (*ends, *plain, *kept, y.detach(), factor)
     arg = ops.spmm(*both, x.detach(), None, "copy_u", "max", None, None, True)[1]
-    yield "arg_scatter", (*graph.csc, *graph.csr, y.detach(), arg, "u", 6)
+    yield "arg_scatter", (*graph.csc, *graph.csr, y.detach(), arg, "copy_u", "u", 6)
     rows, weight, lengths = x.detach()[:, 0], features(3, 3, 4, dtype=dtype), torch.tensor([2, 0, 4])
     yield "segment_linear", (rows.clone().requires_grad_(), weight.requires_grad_(), lengths)
     yield "segment_outer", (rows.clone().requires_grad_(), features(6, 4, dtype=dtype).requires_grad_(), lengths)

@@ -150,7 +150,7 @@ def combine_extremes(
         tl.store(arg + to, entry, mask=column < width)
 
 
-def arg_scatter(indptr, indices, eids, rindptr, rindices, reids, grad, arg, target, rows) -> Tensor:
+def arg_scatter(indptr, indices, eids, rindptr, rindices, reids, grad, arg, op, target, rows) -> Tensor:
     """As ``cpu.arg_scatter``, on the GPU. Towards sources each source looks up which of its edges were chosen."""
     grad, arg = grad.contiguous(), arg.contiguous()
     out = grad.new_zeros((rows, *grad.shape[1:]))

@@ -26,17 +26,20 @@ typedef float VecF __attribute__((vector_size(kVectorBytes)));
 typedef double VecD __attribute__((vector_size(kVectorBytes)));
 typedef int32_t VecI __attribute__((vector_size(kVectorBytes)));
 typedef int64_t VecL __attribute__((vector_size(kVectorBytes)));
+typedef int16_t VecS __attribute__((vector_size(kVectorBytes)));
 typedef float VecHalfF __attribute__((vector_size(kVectorBytes / 2)));
 
 template <class A> struct Traits;
 template <> struct Traits<float> { using Vec = VecF; using Int = VecI; using Bits = int32_t; };
 template <> struct Traits<double> { using Vec = VecD; using Int = VecL; using Bits = int64_t; };
+template <> struct Traits<int16_t> { using Vec = VecS; using Int = VecS; using Bits = int16_t; };
 template <class A> using Vec = typename Traits<A>::Vec;
 template <class A> constexpr int kLanes = kVectorBytes / int(sizeof(A));
 
-// The type sums are made in: float for every type but double.
+// The type values are worked with in: float for every type but double, and for integers, which stay.
 template <class T> struct AccOf { using type = float; };
 template <> struct AccOf<double> { using type = double; };
+template <> struct AccOf<int16_t> { using type = int16_t; };
 template <class T> using Acc = typename AccOf<T>::type;
 
 template <class A> inline A least(A a, A b) { return b < a ? b : a; }
@@ -163,6 +166,7 @@ inline void store(f16* p, VecF v) { store_half(p, v); }
 #if defined(__AVX512F__)
 inline VecF load_n(const float* p, int n) { return (VecF)_mm512_maskz_loadu_ps((1u << n) - 1, p); }
 inline VecD load_n(const double* p, int n) { return (VecD)_mm512_maskz_loadu_pd((1u << n) - 1, p); }
+inline VecS load_n(const int16_t* p, int n) { return (VecS)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
 inline VecF load_n(const bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16((1u << n) - 1, p), bf16{}); }
 inline VecF load_n(const f16* p, int n) { return widen(_mm256_maskz_loadu_epi16((1u << n) - 1, p), f16{}); }
 #else
