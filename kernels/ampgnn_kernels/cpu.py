@@ -227,6 +227,8 @@ def _pair_attention_backward(
 
 
 def arg_scatter(indptr, indices, eids, grad, arg, op, target, rows) -> Tensor:
+    """Each value of ``grad`` (N, *) added to the row, of ``rows``, of its source ("u") or edge ("e"), which ``arg`` (N, *)
+    tells as ``op``'s spmm has left it there: a backend's spmm and arg_scatter agree on what that is."""
     ids = {"u": indices, "e": eids}[target]
     if op not in ("copy_u", "copy_e") and ids is not None:  # arg names entries
         arg = torch.where(arg < 0, arg, ids[arg.clamp(min=0)])

@@ -33,7 +33,7 @@ template <class A, int kMost, class F> void for_columns(int64_t col, int64_t end
         for (; col + vectors * W <= end; col += vectors * W) f(vectors, std::false_type{}, col, 0);
     };
     if constexpr (kMost >= 16) whole(std::integral_constant<int, 16>{});
-    whole(std::integral_constant<int, 8>{});
+    if constexpr (kMost >= 8) whole(std::integral_constant<int, 8>{});
     while (col < end) switch (least((end - col + W - 1) / W, int64_t(4))) {
         case 4: some(std::integral_constant<int, 4>{}); break;
         case 3: some(std::integral_constant<int, 3>{}); break;

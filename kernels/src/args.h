@@ -48,6 +48,7 @@ struct SpmmArgs {
     void* out;               // (rows, outer * inner)
     void* arg;               // the same shape, ids as wide as the graph's, or null: of the extreme edge, or -1, the source
                              // (copy_u), the id (copy_e), else the entry
+    bool by_id;              // of equal extremes the one with the smallest id wins, else the first, which is that one too
     int threads;
 };
 
@@ -121,8 +122,8 @@ struct PairArgs {
     int threads;
 };
 
-// out[target(arg[r, f]), f] += grad[r, f], in fp32; target: the source (indices) or the edge id (eids) of an entry.
-struct ArgScatterArgs {  // out[arg[r, c], c] += grad[r, c] where arg is not negative
+// out[arg[r, c], c] += grad[r, c] where arg is not negative; sums are float, double for f64.
+struct ArgScatterArgs {
     DType dtype;
     bool wide;    // 64-bit arg, else 32-bit
     bool unique;  // no place is named twice

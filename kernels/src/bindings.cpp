@@ -22,13 +22,18 @@ Broadcast broadcast_of(int64_t outer, int64_t inner, Address lhs_off, Address rh
     return {outer, inner, at<int64_t>(lhs_off), at<int64_t>(rhs_off), lhs_step, rhs_step};
 }
 
+bool rise(Address indptr, Address ids, int64_t rows, bool wide) {
+    return wide ? ids_rise(at<int64_t>(indptr), at<int64_t>(ids), rows) : ids_rise(at<int32_t>(indptr), at<int32_t>(ids), rows);
+}
+
 void spmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int op,
           int reduce, int64_t outer, int64_t inner, Address lhs_off, Address rhs_off, int64_t lhs_step, int64_t rhs_step,
           Address x, int64_t x_stride, Address w, int64_t w_stride, Address src_scale, Address dst_scale, Address out,
           Address arg, int threads) {
+    const bool by_id = arg && eids && !rise(indptr, eids, rows, wide);
     kernels().spmm({rows_of(indptr, indices, eids, rows, cols, nnz, wide), DType(dtype), Op(op), Reduce(reduce),
                     broadcast_of(outer, inner, lhs_off, rhs_off, lhs_step, rhs_step), at(x), x_stride, at(w), w_stride,
-                    at(src_scale), at(dst_scale), at(out), at(arg), threads});
+                    at(src_scale), at(dst_scale), at(out), at(arg), by_id, threads});
 }
 
 void sddmm(Address indptr, Address indices, Address eids, int64_t rows, int64_t cols, int64_t nnz, bool wide, int dtype, int op,
@@ -133,10 +138,6 @@ bool transposed(Address indptr, Address indices, Address eids, int64_t rows, int
                             at<int32_t>(to_indices), at<int32_t>(to_eids));
 }
 
-bool rise(Address indptr, Address indices, int64_t rows, bool wide) {
-    return wide ? indices_rise(at<int64_t>(indptr), at<int64_t>(indices), rows)
-                : indices_rise(at<int32_t>(indptr), at<int32_t>(indices), rows);
-}
 
 void sort(Address indptr, int64_t rows, Address indices, Address eids, bool wide) {
     if (wide) sort_rows(at<int64_t>(indptr), rows, at<int64_t>(indices), at<int64_t>(eids));

@@ -85,10 +85,11 @@ bool transpose(const I* indptr, const I* indices, const I* eids, int64_t rows, i
     return true;
 }
 
-template <class I> bool indices_rise(const I* indptr, const I* indices, int64_t rows) {
+// Whether the ids of every row's entries, of their other ends or of their edges, rise.
+template <class I> bool ids_rise(const I* indptr, const I* ids, int64_t rows) {
     bool rise = true;
-#pragma omp parallel for reduction(&& : rise)
-    for (int64_t r = 0; r < rows; ++r) rise = rise && std::is_sorted(indices + indptr[r], indices + indptr[r + 1]);
+#pragma omp parallel for reduction(&& : rise) if (rows + indptr[rows] > 1 << 15)
+    for (int64_t r = 0; r < rows; ++r) rise = rise && std::is_sorted(ids + indptr[r], ids + indptr[r + 1]);
     return rise;
 }
 

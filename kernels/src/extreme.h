@@ -67,12 +67,9 @@ template <class T, bool Max, bool Ids> class Extremes {
         if (Ids) std::fill_n(id + slot * stride, n, Bits((uint64_t(1) << (8 * sizeof(Bits) - 1)) - 1));
     }
     template <class X> void take(const Candidates<X>& b, int64_t slot) {
-        constexpr int NV = Ids ? 4 : 8;
-        const int64_t at = slot * stride;
-        int64_t col = 0;
-        for (; col + NV * W <= n; col += NV * W) take_columns<X, NV, false>(b, at, col, 0);
-        for (; col + W <= n; col += W) take_columns<X, 1, false>(b, at, col, 0);
-        if (col < n) take_columns<X, 1, true>(b, at, col, int(n - col));
+        for_columns<A, Ids ? 4 : 8>(0, n, [&](auto vectors, auto tailed, int64_t col, int tail) {
+            take_columns<X, vectors, tailed>(b, slot * stride, col, tail);
+        });
     }
     // The columns' extremes and their entries' positions; row(position) is an entry's row.
     template <class Row> void finish(int64_t slot, const Row&, A* value, int64_t* position) const {
@@ -102,6 +99,7 @@ template <class T, bool Max> class HalfExtremes {
         const int x = Max ? key - kZero : kZero - key;
         return {uint16_t(x < 0 ? 0x8000 - x : x)};
     }
+    static bool ambiguous(int16_t key) { return key == kZero || key >= kFirstNaN; }  // which zero, which NaN
     template <int NV, bool Tail> void take_columns(const Candidates<T>& b, int64_t at, int64_t col, int tail) {
         Keys top[NV], where[NV];
         for (int i = 0; i < NV; ++i) top[i] = load(best + at + col + i * W), where[i] = load(from + at + col + i * W);
@@ -139,12 +137,14 @@ template <class T, bool Max> class HalfExtremes {
         int again = 0;
         for (int64_t i = 0; i < n; ++i) {
             of[i] = to_acc(value(keys[i])), position[i] = uint16_t(entries[i]);
-            again |= keys[i] == kZero || keys[i] >= kFirstNaN;
+            again |= ambiguous(keys[i]);
         }
+        const auto read = [&](int64_t i) { return to_acc(row(position[i])[i]); };
         for (int64_t i = 0; again && i < n; ++i) {
+            if (!ambiguous(keys[i])) continue;
             if (keys[i] >= kFirstNaN)
-                for (position[i] = 0; to_acc(row(position[i])[i]) == to_acc(row(position[i])[i]);) ++position[i];
-            if (keys[i] == kZero || keys[i] >= kFirstNaN) of[i] = to_acc(row(position[i])[i]);
+                for (position[i] = 0; read(i) == read(i);) ++position[i];
+            of[i] = read(i);
         }
     }
 };

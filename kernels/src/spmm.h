@@ -1,7 +1,5 @@
 // out[v] = reduce over the edges (u, e, v) of op(x[u], w[e]).
 #pragma once
-#include <atomic>
-
 #include "extreme.h"
 #include "hubs.h"
 
@@ -44,6 +42,8 @@ template <class T> Message<T> message_of(Op op) {
     }
 }
 
+inline bool copies(Op op) { return op == Op::copy_u || op == Op::copy_e; }
+
 // Makes of entries, or -1, what `arg` holds of them.
 template <class I> void name_chosen(const SpmmArgs& a, I* arg, int64_t n) {
     const void* ids = a.op == Op::copy_u ? a.g.indices : a.op == Op::copy_e ? a.g.eids : nullptr;
@@ -57,7 +57,6 @@ template <class I, class T, class Running> void spmm_extreme(const SpmmArgs& a) 
     const View<I> g(a.g);
     const T *x = (const T*)a.x, *w = (const T*)a.w;
     const int64_t n = a.b.outer * a.b.inner;
-    const bool copies = a.op == Op::copy_u || a.op == Op::copy_e;
     const auto msg = message_of<T>(a.op);
     const auto row_of = [&](int64_t k) {
         return a.op == Op::copy_e ? w + g.eid(k) * a.w_stride : x + int64_t(g.indices[k]) * a.x_stride;
@@ -80,7 +79,7 @@ template <class I, class T, class Running> void spmm_extreme(const SpmmArgs& a) 
             },
             [&](const Segment& s) {
                 const int64_t first = s.k - int64_t(g.indptr[s.row]);
-                if (copies) return running.take(Candidates<T>{xs + s.at, ids + s.at, s.count, s.ready, first}, s.slot);
+                if (copies(a.op)) return running.take(Candidates<T>{xs + s.at, ids + s.at, s.count, s.ready, first}, s.slot);
                 if constexpr (Running::kMessages) {
                     const A* const row = m;
                     for (int64_t j = 0; j < s.count; ++j) {
@@ -91,9 +90,8 @@ template <class I, class T, class Running> void spmm_extreme(const SpmmArgs& a) 
             },
             [&](int64_t r, int64_t slot) {
                 const int64_t k0 = g.indptr[r], k1 = g.indptr[r + 1];
-                std::fill_n(position.data, n, -1 - k0);
-                std::fill_n(m.data, n, A(0));
                 if (k0 < k1) running.finish(slot, [&](int64_t p) { return row_of(k0 + p); }, m, position);
+                else std::fill_n(m.data, n, A(0)), std::fill_n(position.data, n, -1 - k0);
                 store_result<T>(a.g, a.out, r, m, n);
                 if (!a.arg) return;
                 I* arg = (I*)a.arg + r * n;
@@ -101,21 +99,6 @@ template <class I, class T, class Running> void spmm_extreme(const SpmmArgs& a) 
                 if (!a.g.pieces) name_chosen(a, arg, n);
             });
     });
-}
-
-// Whether edge ids rise in every row: the first of a row's entries is then the one with the smallest id.
-template <class I> bool ids_rise(const Rows& g, int threads) {
-    const I* eids = (const I*)g.eids;
-    std::atomic<bool> all{true};
-    for_rows<I>(g, 1, threads, [&](int64_t first, int64_t end) {
-        const I* indptr = (const I*)g.indptr;
-        for (int64_t r = first; r < end && all.load(std::memory_order_relaxed); ++r) {
-            int falls = 0;
-            for (int64_t k = int64_t(indptr[r]) + 1; k < int64_t(indptr[r + 1]); ++k) falls += eids[k] < eids[k - 1];
-            if (falls) all = false;
-        }
-    });
-    return all;
 }
 
 template <class I> int64_t longest_row(const Rows& g) {
@@ -126,9 +109,9 @@ template <class I> int64_t longest_row(const Rows& g) {
 }
 
 template <class I, class T, bool Max> void spmm_extreme(const SpmmArgs& a) {
-    if (a.arg && a.g.eids && !ids_rise<I>(a.g, a.threads)) return spmm_extreme<I, T, Extremes<T, Max, true>>(a);
+    if (a.by_id) return spmm_extreme<I, T, Extremes<T, Max, true>>(a);
     if constexpr (sizeof(T) == 2)
-        if ((a.op == Op::copy_u || a.op == Op::copy_e) && longest_row<I>(a.g) <= HalfExtremes<T, Max>::kPositions)
+        if (copies(a.op) && longest_row<I>(a.g) <= HalfExtremes<T, Max>::kPositions)
             return spmm_extreme<I, T, HalfExtremes<T, Max>>(a);
     spmm_extreme<I, T, Extremes<T, Max, false>>(a);
 }
@@ -263,10 +246,10 @@ template <class I, class T> void spmm_rows(const SpmmArgs& a) {
     else spmm_sum<I, T>(a);
 }
 
-// Whether a later piece's extreme v, of entry k, takes the place of `best`, as in extreme_columns.
+// Whether a later piece's extreme v, of entry k, takes the place of `best`, as in Extremes.
 template <class I, class A> bool replaces(const SpmmArgs& a, A v, I k, A best, I best_k) {
     if (best != best) return false;
-    if (a.arg && a.g.eids && v == best) return ((const I*)a.g.eids)[k] < ((const I*)a.g.eids)[best_k];
+    if (a.by_id && v == best) return ((const I*)a.g.eids)[k] < ((const I*)a.g.eids)[best_k];
     return a.reduce == Reduce::max ? !(v <= best) : !(v >= best);
 }
 

@@ -151,7 +151,7 @@ def combine_extremes(
 
 
 def arg_scatter(indptr, indices, eids, rindptr, rindices, reids, grad, arg, op, target, rows) -> Tensor:
-    """As ``cpu.arg_scatter``, on the GPU. Towards sources each source looks up which of its edges were chosen."""
+    """As ``cpu.arg_scatter``, on the GPU, where ``arg`` holds entries whatever ``op`` is. Towards sources each source looks up which of its edges were chosen."""
     grad, arg = grad.contiguous(), arg.contiguous()
     out = grad.new_zeros((rows, *grad.shape[1:]))
     chosen = arg if eids is None or eids.numel() == 0 else torch.where(arg < 0, arg, eids[arg.clamp(min=0)])
