@@ -25,4 +25,5 @@ class GAT(nn.Module):
         h = features
         for layer, g in zip(self.layers[:-1], graphs, strict=True):
             h = self.dropout(apply_layer(layer, g, h, self.recompute).flatten(1))
-        return apply_layer(self.layers[-1], last, h, self.recompute).mean(1)
+        h = apply_layer(self.layers[-1], last, h, self.recompute)
+        return h.mean(1) if h.shape[1] > 1 else h.squeeze(1)  # the mean of one head would cost torch a slow pass

@@ -55,13 +55,18 @@ def source_and_destination(feat: Tensor | tuple[Tensor, Tensor], graph, view: Gr
         source, destination = feat
     else:
         block = graph is view or graph.is_block
-        source, destination = feat, feat[: view.num_dst] if block else feat
+        source, destination = feat, first_rows(feat, view.num_dst) if block else feat
     if (source.shape[0], destination.shape[0]) != (view.num_src, view.num_dst):
         raise error_of(graph)(
             f"the graph has {view.num_src} source and {view.num_dst} destination nodes, "
             f"the features {source.shape[0]} and {destination.shape[0]} rows"
         )
     return source, destination
+
+
+def first_rows(x: Tensor, count: int) -> Tensor:
+    """The first ``count`` rows; ``x`` itself where those are all, or its gradient would be a padded copy."""
+    return x if len(x) == count else x[:count]
 
 
 def attention_ends(layer, graph, feat) -> tuple[Graph, Tensor, Tensor, Tensor]:
@@ -84,7 +89,7 @@ def attention_ends(layer, graph, feat) -> tuple[Graph, Tensor, Tensor, Tensor]:
     pair = isinstance(feat, tuple)
     if hasattr(layer, "feat_drop"):
         source = layer.feat_drop(source)
-        destination = layer.feat_drop(destination) if pair else source[: view.num_dst]
+        destination = layer.feat_drop(destination) if pair else first_rows(source, view.num_dst)
 
     def project(x: Tensor, name: str) -> Tensor:
         fc = getattr(layer, name) if hasattr(layer, name) else layer.fc
@@ -92,7 +97,7 @@ def attention_ends(layer, graph, feat) -> tuple[Graph, Tensor, Tensor, Tensor]:
 
     h = project(source, "fc_src")
     shared = not pair and getattr(layer, "share_weights", True)
-    h_dst = h[: view.num_dst] if shared else project(destination, "fc_dst").to(h.dtype)
+    h_dst = first_rows(h, view.num_dst) if shared else project(destination, "fc_dst").to(h.dtype)
     return view, h, h_dst, destination
 
 

@@ -25,7 +25,7 @@ def gat_forward(layer, graph, feat, edge_weight: Tensor | None = None, get_atten
     heads = layer._num_heads, layer._out_feats
     copies = h.shape[1] // layer._num_heads
     a_l, a_r = (a.view(heads).repeat(copies, 1) for a in (layer.attn_l, layer.attn_r))
-    el, er = head_dot(h, a_l), head_dot(h_dst, a_r)
+    el, er = head_dot(h, torch.stack((a_l, a_r))) if h_dst is h else (head_dot(h, a_l), head_dot(h_dst, a_r))
     ordinary = passes_all(layer.attn_drop) and type(layer.leaky_relu) is nn.LeakyReLU
     if edge_weight is None and not get_attention and ordinary:
         out = gat_attention(view, h, el, er, layer.leaky_relu.negative_slope)

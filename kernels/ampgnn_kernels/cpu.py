@@ -18,6 +18,7 @@ TARGETS = {"u": 0, "v": 1, "e": 2}
 # Shares of the rows whose parts of a gradient that rows have in common are added up in order: a function of the graph
 # alone, so that the result does not depend on the number of threads.
 EDGES_PER_PART, MAX_PARTS = 1 << 14, 8
+ROWS_PER_PART, MAX_ROW_PARTS = 1 << 11, 64
 
 # A forked child has the parent's OpenMP pool without its threads and would wait for them forever, in torch's own
 # operators too.
@@ -247,3 +248,19 @@ def arg_scatter(indptr, indices, eids, grad, arg, op, target, rows) -> Tensor:
         torch.get_num_threads(),
     )
     return out
+
+
+def head_dot(h, a) -> Tensor:
+    h, a = h.contiguous(), a.contiguous()
+    out = a.new_empty((a.shape[0], *h.shape[:2]))
+    _C.head_dot(DTYPES[h.dtype], a.shape[0], *h.shape, *(t.data_ptr() for t in (h, a, out)), torch.get_num_threads())
+    return out
+
+
+def head_dot_backward(h, a, grad) -> tuple[Tensor, Tensor]:
+    h, a, grad = h.contiguous(), a.contiguous(), grad.contiguous()
+    parts = max(1, min(MAX_ROW_PARTS, h.shape[0] // ROWS_PER_PART))
+    grad_h, sums = torch.empty_like(h), a.new_zeros((parts, *a.shape), dtype=torch.float64)
+    addresses = (t.data_ptr() for t in (h, a, grad, grad_h, sums))
+    _C.head_dot_backward(DTYPES[h.dtype], a.shape[0], *h.shape, *addresses, parts, torch.get_num_threads())
+    return grad_h, sums.sum(0).to(a.dtype)

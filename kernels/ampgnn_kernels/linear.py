@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .transforms import apply, call, differentiable
+from . import cpu
+from .cpu import accumulator
+from .transforms import apply, call, differentiable, needs_grad
 
 # Elements widened at once: few enough to stay in the CPU's cache until they are used, enough to keep a GPU busy.
 BLOCK, GPU_BLOCK = 1 << 20, 1 << 24
@@ -157,41 +159,75 @@ class _HalfLinear(torch.autograd.Function):
 
 
 def head_dot(h: Tensor, a: Tensor) -> Tensor:
-    """``out[..., k] = h[..., k, :] · a[k, :]`` in float32 (float64 for float64): the halves of GAT's logits.
+    """``out[..., k] = h[..., k, :] · a[..., k, :]`` in float32 (float64 for float64): the halves of GAT's logits.
 
     Args:
-        h: (N, H, D). a: (H, D), any float type.
+        h: (N, H, D). a: (H, D), or (K, H, D) for K of them in one pass over ``h``; any float type.
 
     Returns:
-        (N, H) float32, or float64.
+        (N, H), or (K, N, H); float32, or float64.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
     """
-    return apply(_HeadDot, h, a)
+    if h.dim() != 3 or a.dim() not in (2, 3) or a.shape[-2:] != h.shape[1:]:
+        raise ValueError(
+            f"head_dot needs h (N, H, D) and a (H, D) or (K, H, D), got {tuple(h.shape)}, {tuple(a.shape)}"
+        )
+    vectors = (a if a.dim() == 3 else a[None]).to(accumulator(h.dtype))
+    out = call(_ops.head_dot.default, h, vectors, grad=needs_grad(h, a))
+    return out if a.dim() == 3 else out[0]
 
 
-class _HeadDot(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h: Tensor, a: Tensor) -> Tensor:
-        ctx.save_for_backward(h, a)
-        wide = torch.float64 if h.dtype == torch.float64 else torch.float32
-        with torch.amp.autocast(h.device.type, enabled=False):
-            out, factors = h.new_empty(h.shape[:2], dtype=wide), a.to(wide)
-            for rows, to in zip(h.split(_rows(h)), out.split(_rows(h)), strict=True):
-                torch.sum(rows.to(wide) * factors, -1, out=to)
-        return out
+def _head_dot(h: Tensor, a: Tensor) -> Tensor:
+    out = a.new_empty((a.shape[0], *h.shape[:2]))
+    for rows, to in zip(h.split(_rows(h)), out.split(_rows(h), 1), strict=True):
+        for factors, dots in zip(a, to, strict=True):
+            torch.sum(rows.to(a.dtype) * factors, -1, out=dots)
+    return out
 
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        h, a = ctx.saved_tensors
-        need_h, need_a = ctx.needs_input_grad
-        with torch.amp.autocast(h.device.type, enabled=False):
-            factors = a.to(grad.dtype)
-            grad_h = torch.empty_like(h) if need_h else None
-            grad_a = torch.zeros_like(factors) if need_a else None
-            for start in range(0, h.shape[0], _rows(h)):
-                block = slice(start, start + _rows(h))
-                g = grad[block, :, None]
-                if need_h:
-                    grad_h[block] = g * factors
-                if need_a:
-                    grad_a += (g * h[block].to(grad.dtype)).sum(0)
-        return grad_h, None if grad_a is None else grad_a.to(a.dtype)
+
+def _head_dot_backward(h: Tensor, a: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    grad_h, grad_a = torch.empty_like(h), torch.zeros_like(a)
+    for start in range(0, h.shape[0], _rows(h)):
+        block = slice(start, start + _rows(h))
+        g, rows = grad[:, block, :, None], h[block].to(a.dtype)
+        grad_h[block] = (g * a[:, None]).sum(0)
+        for total, each in zip(grad_a, g, strict=True):
+            total += (each * rows).sum(0)
+    return grad_h, grad_a
+
+
+_lib.define("head_dot(Tensor h, Tensor a) -> Tensor")
+_lib.define("head_dot_backward(Tensor h, Tensor a, Tensor grad) -> (Tensor, Tensor)")
+for _name, _on_cpu, _on_gpu in (
+    ("head_dot", cpu.head_dot, _head_dot),
+    ("head_dot_backward", cpu.head_dot_backward, _head_dot_backward),
+):
+    _lib.impl(_name, _on_cpu, "CPU")
+    _lib.impl(_name, _on_gpu, "CUDA")
+
+
+@torch.library.register_fake("ampgnn::head_dot", lib=_lib)
+def _(h, a):
+    return a.new_empty((a.shape[0], *h.shape[:2]))
+
+
+@torch.library.register_fake("ampgnn::head_dot_backward", lib=_lib)
+def _(h, a, grad):
+    return h.new_empty(h.shape), a.new_empty(a.shape)
+
+
+def _head_dot_gradient(ctx, grad):
+    return _ops.head_dot_backward(*ctx.saved_tensors, grad)
+
+
+def _head_dot_double_backward(ctx, z_h, z_a):
+    """Of (Σ over k of grad[k] a[k], Σ over the rows of grad h) against (z_h, z_a)."""
+    h, a, grad = ctx.saved_tensors
+    of_grad = _ops.head_dot(z_h, a) + _ops.head_dot(h, z_a)
+    return _ops.head_dot_backward(h, z_a, grad)[0], _ops.head_dot_backward(z_h, a, grad)[1], of_grad
+
+
+differentiable(_lib, "head_dot", _head_dot_gradient, _save)
+differentiable(_lib, "head_dot_backward", _head_dot_double_backward, _save)

@@ -143,6 +143,20 @@ struct RowDotArgs {  // out[r] = dot(a[r], b[r]) in float (double for f64)
     int threads;
 };
 
+// a, out, grad are float, double where dtype is f64.
+struct HeadDotArgs {
+    DType dtype;
+    int64_t vectors, rows, heads, dim;
+    const void* h;     // (rows, heads, dim)
+    const void* a;     // (vectors, heads, dim)
+    void* out;         // (vectors, rows, heads)
+    const void* grad;  // backward: gradient of out
+    void* grad_h;
+    void* sums;        // backward: (parts, vectors, heads, dim) double, zeroed, the caller adds them up in order
+    int64_t parts;
+    int threads;
+};
+
 struct Kernels {
     const char* isa;
     void (*spmm)(const SpmmArgs&);
@@ -156,6 +170,8 @@ struct Kernels {
     void (*pair_backward_sources)(const PairArgs&);
     void (*arg_scatter)(const ArgScatterArgs&);
     void (*row_dot)(const RowDotArgs&);
+    void (*head_dot)(const HeadDotArgs&);
+    void (*head_dot_backward)(const HeadDotArgs&);
 };
 
 const Kernels& generic_kernels();

@@ -182,7 +182,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
     constexpr int64_t kRecordsAhead = 24;  // entries between the fetching and the use of a destination's records
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
-    const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A));
+    const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A), heads * (sizeof(Destination<A>) + kSums * sizeof(A)));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
         const int64_t slots = span.slots(g.indptr, t.chunk), most_values = kBlock * heads + kLanes<A>;
         Weights<A> weights(a);

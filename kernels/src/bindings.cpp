@@ -118,6 +118,22 @@ void row_dot(int dtype, int64_t rows, int64_t dim, Address a, Address b, Address
     kernels().row_dot({DType(dtype), rows, dim, at(a), at(b), at(out), threads});
 }
 
+void head_dot(int dtype, int64_t vectors, int64_t rows, int64_t heads, int64_t dim, Address h, Address a, Address out, int threads) {
+    HeadDotArgs args{};
+    args.dtype = DType(dtype), args.vectors = vectors, args.rows = rows, args.heads = heads, args.dim = dim;
+    args.h = at(h), args.a = at(a), args.out = at(out), args.threads = threads;
+    kernels().head_dot(args);
+}
+
+void head_dot_backward(int dtype, int64_t vectors, int64_t rows, int64_t heads, int64_t dim, Address h, Address a, Address grad,
+                       Address grad_h, Address sums, int64_t parts, int threads) {
+    HeadDotArgs args{};
+    args.dtype = DType(dtype), args.vectors = vectors, args.rows = rows, args.heads = heads, args.dim = dim;
+    args.h = at(h), args.a = at(a), args.grad = at(grad), args.grad_h = at(grad_h), args.sums = at(sums);
+    args.parts = parts, args.threads = threads;
+    kernels().head_dot_backward(args);
+}
+
 int64_t find_bad_edge(Address row, Address col, int64_t edges, int64_t rows, int64_t cols, bool wide) {
     return wide ? first_bad_edge(at<int64_t>(row), at<int64_t>(col), edges, rows, cols)
                 : first_bad_edge(at<int32_t>(row), at<int32_t>(col), edges, rows, cols);
@@ -158,6 +174,8 @@ NB_MODULE(_C, m) {
     m.def("pair_attention_backward", &pair_attention_backward, Unlocked());
     m.def("arg_scatter", &arg_scatter, Unlocked());
     m.def("row_dot", &row_dot, Unlocked());
+    m.def("head_dot", &head_dot, Unlocked());
+    m.def("head_dot_backward", &head_dot_backward, Unlocked());
     m.def("find_bad_edge", &find_bad_edge, Unlocked());
     m.def("coo_to_rows", &coo_to_rows, Unlocked());
     m.def("transpose", &transposed, Unlocked());

@@ -27,10 +27,15 @@ struct Tiling {
 
 // kept: bytes of the running result of a row. Those of a chunk take no more than 1 / kShare of rows as wide as what is
 // gathered, which is how wide results are.
-inline Tiling tiling_for(const Rows& g, const void* gathered, int64_t bytes, int64_t kept) {
+// beside: bytes that entries read or write of the other end beside what they gather. A tile's should stay in the
+// second-level cache, as long as a row has kLongVisit entries in a tile.
+inline Tiling tiling_for(const Rows& g, const void* gathered, int64_t bytes, int64_t kept, int64_t beside = 0) {
     constexpr int64_t kTileBytes = 8 << 20, kChunkBytes = 8 << 20, kShare = 24, kUntiledBytes = 16 << 10, kWorthAVisit = 4;
+    constexpr int64_t kBesideBytes = 3 << 18, kLongVisit = 32;
     kept = most(kept, int64_t(64));
-    const int64_t tiles = (g.cols * bytes + kTileBytes - 1) / kTileBytes;
+    const auto tiles_of = [&](int64_t each, int64_t most) { return (g.cols * each + most - 1) / most; };
+    const int64_t longest = g.nnz / most(g.rows * kLongVisit, int64_t(1));
+    const int64_t tiles = most(tiles_of(bytes, kTileBytes), least(tiles_of(beside, kBesideBytes), longest));
     const int64_t chunk = most(least(kChunkBytes, g.rows * bytes / kShare) / kept, int64_t(16));
     const bool reused = g.rows > 0 && double(chunk) * g.nnz / g.rows > double(g.cols);
     if (tiles <= 1 || !reused || g.nnz / tiles < kWorthAVisit * g.rows)

@@ -145,6 +145,23 @@ def test_gat_attention(isa, dtype, heads, dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, heads, dim", [(0, 2, 3), (3, 2, 0), (5, 1, 1), (300, 1, 256), (301, 8, 41), (5000, 2, 16)])
+def test_head_dot(isa, dtype, rows, heads, dim):
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    h = features(rows, heads, dim, dtype=dtype).requires_grad_()
+    a = features(2, heads, dim, dtype=wide, seed=1).requires_grad_()
+    formula = lambda h, a: (h.to(a.dtype) * a[:, None]).sum(-1)  # noqa: E731
+    runs = [(ak.head_dot, h, a), (formula, h, a), (formula, exact(h), exact(a))]
+    assert_as_good_as_torch(*(function(*leaves) for function, *leaves in runs))
+    results = [gradients(lambda: function(*leaves), leaves, wide) for function, *leaves in runs]
+    for ours, plain, want in zip(*results, strict=True):
+        assert_as_good_as_torch(ours, plain, want)
+    assert torch.equal(ak.head_dot(h, a[1]), ak.head_dot(h, a)[1])
+    with pytest.raises(ValueError, match="head_dot needs h"):
+        ak.head_dot(h, a[:, :0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads, dim", [(1, 1), (1, 64), (1, 300), (2, 17), (3, 5), (4, 16), (5, 41), (6, 2), (7, 8), (8, 32), (40, 3)])  # fmt: skip
 @pytest.mark.parametrize("name", ["gatv2_attention", "dot_attention"])
 def test_pair_attention(isa, name, heads, dim, dtype):

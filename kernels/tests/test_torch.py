@@ -22,6 +22,8 @@ OPERATORS = {
     "dot_attention",
     "dot_attention_backward",
     "arg_scatter",
+    "head_dot",
+    "head_dot_backward",
     "segment_linear",
     "segment_outer",
     "group",
@@ -67,6 +69,9 @@ def cases(dtype):
     rows, weight, lengths = x.detach()[:, 0], features(3, 3, 4, dtype=dtype), torch.tensor([2, 0, 4])
     yield "segment_linear", (rows.clone().requires_grad_(), weight.requires_grad_(), lengths)
     yield "segment_outer", (rows.clone().requires_grad_(), features(6, 4, dtype=dtype).requires_grad_(), lengths)
+    vectors = features(2, 2, 3, dtype=wide, seed=7).requires_grad_()
+    yield "head_dot", (x, vectors)
+    yield "head_dot_backward", (x, vectors, features(2, 6, 2, dtype=wide, seed=8).requires_grad_())
     yield "group", (*graph.coo(), 6, 5)
 
 
@@ -78,6 +83,12 @@ def test_every_operator_passes_opcheck(dtype):
         seen.add(name)
     registered = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("ampgnn::")}
     assert seen == OPERATORS == registered
+
+
+def test_head_dot_has_gradients_of_all_orders():
+    leaves = [features(*s, dtype=torch.float64).requires_grad_() for s in ((4, 2, 3), (2, 2, 3))]
+    assert torch.autograd.gradcheck(ak.head_dot, leaves)
+    assert torch.autograd.gradgradcheck(ak.head_dot, leaves)
 
 
 def test_segments_have_gradients_of_all_orders():

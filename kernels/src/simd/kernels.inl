@@ -1,6 +1,7 @@
 // The kernels for one instruction set: the file that includes this one names it and is compiled for it.
 #include "../attention.h"
 #include "../edge_softmax.h"
+#include "../head_dot.h"
 #include "../pair_attention.h"
 #include "../sddmm.h"
 #include "../spmm.h"
@@ -22,6 +23,8 @@ const ampgnn::Kernels& ampgnn::AMPGNN_JOIN(AMPGNN_ISA, _kernels)() {
                                      ::pair_backward_destinations,
                                      ::pair_backward_sources,
                                      ::arg_scatter,
-                                     ::row_dot};
+                                     ::row_dot,
+                                     ::head_dot,
+                                     ::head_dot_backward};
     return kernels;
 }
