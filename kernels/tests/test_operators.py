@@ -1,5 +1,7 @@
 """Every operator against float64 and beside plain torch, forward and backward, on every instruction set."""
 
+import importlib
+
 import ampgnn_kernels as ak
 import pytest
 import reference as ref
@@ -145,7 +147,9 @@ def test_gat_attention(isa, dtype, heads, dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows, heads, dim", [(0, 2, 3), (3, 2, 0), (5, 1, 1), (300, 1, 256), (301, 8, 41), (5000, 2, 16)])
+@pytest.mark.parametrize(
+    "rows, heads, dim", [(0, 2, 3), (3, 2, 0), (5, 1, 1), (300, 1, 256), (301, 8, 41), (5000, 2, 16)]
+)
 def test_head_dot(isa, dtype, rows, heads, dim):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     h = features(rows, heads, dim, dtype=dtype).requires_grad_()
@@ -159,6 +163,18 @@ def test_head_dot(isa, dtype, rows, heads, dim):
     assert torch.equal(ak.head_dot(h, a[1]), ak.head_dot(h, a)[1])
     with pytest.raises(ValueError, match="head_dot needs h"):
         ak.head_dot(h, a[:, :0])
+
+
+def test_head_dot_in_blocks_of_rows_as_on_a_gpu(monkeypatch):
+    h, a, grad = (
+        features(300, 2, 5, dtype=torch.bfloat16),
+        features(2, 2, 5, dtype=torch.float32),
+        torch.rand(2, 300, 2),
+    )
+    blocks, ops = importlib.import_module("ampgnn_kernels.linear"), torch.ops.ampgnn  # `linear` itself is a function
+    monkeypatch.setattr(blocks, "_rows", lambda x: 64)
+    torch.testing.assert_close(blocks._head_dot(h, a), ops.head_dot(h, a))
+    torch.testing.assert_close(blocks._head_dot_backward(h, a, grad), ops.head_dot_backward(h, a, grad))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
