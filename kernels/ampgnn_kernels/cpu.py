@@ -46,8 +46,8 @@ def _rows(indptr: Tensor, indices: Tensor, eids: Tensor | None, cols: int) -> tu
     )
 
 
-def _parts(indices: Tensor) -> int:
-    return max(1, min(MAX_PARTS, indices.shape[0] // EDGES_PER_PART))
+def _parts(items: Tensor, of: int = EDGES_PER_PART, at_most: int = MAX_PARTS) -> int:
+    return max(1, min(at_most, items.shape[0] // of))
 
 
 def _width(t: Tensor | None) -> int:
@@ -259,7 +259,7 @@ def head_dot(h, a) -> Tensor:
 
 def head_dot_backward(h, a, grad) -> tuple[Tensor, Tensor]:
     h, a, grad = h.contiguous(), a.contiguous(), grad.contiguous()
-    parts = max(1, min(MAX_ROW_PARTS, h.shape[0] // ROWS_PER_PART))
+    parts = _parts(h, ROWS_PER_PART, MAX_ROW_PARTS)
     grad_h, sums = torch.empty_like(h), a.new_zeros((parts, *a.shape), dtype=torch.float64)
     addresses = (t.data_ptr() for t in (h, a, grad, grad_h, sums))
     _C.head_dot_backward(DTYPES[h.dtype], a.shape[0], *h.shape, *addresses, parts, torch.get_num_threads())

@@ -119,19 +119,13 @@ void row_dot(int dtype, int64_t rows, int64_t dim, Address a, Address b, Address
 }
 
 void head_dot(int dtype, int64_t vectors, int64_t rows, int64_t heads, int64_t dim, Address h, Address a, Address out, int threads) {
-    HeadDotArgs args{};
-    args.dtype = DType(dtype), args.vectors = vectors, args.rows = rows, args.heads = heads, args.dim = dim;
-    args.h = at(h), args.a = at(a), args.out = at(out), args.threads = threads;
-    kernels().head_dot(args);
+    kernels().head_dot({DType(dtype), vectors, rows, heads, dim, at(h), at(a), at(out), nullptr, nullptr, nullptr, 0, threads});
 }
 
 void head_dot_backward(int dtype, int64_t vectors, int64_t rows, int64_t heads, int64_t dim, Address h, Address a, Address grad,
                        Address grad_h, Address sums, int64_t parts, int threads) {
-    HeadDotArgs args{};
-    args.dtype = DType(dtype), args.vectors = vectors, args.rows = rows, args.heads = heads, args.dim = dim;
-    args.h = at(h), args.a = at(a), args.grad = at(grad), args.grad_h = at(grad_h), args.sums = at(sums);
-    args.parts = parts, args.threads = threads;
-    kernels().head_dot_backward(args);
+    kernels().head_dot_backward(
+        {DType(dtype), vectors, rows, heads, dim, at(h), at(a), nullptr, at(grad), at(grad_h), at(sums), parts, threads});
 }
 
 int64_t find_bad_edge(Address row, Address col, int64_t edges, int64_t rows, int64_t cols, bool wide) {

@@ -113,9 +113,9 @@ template <class T> inline void hold_row(Dotted<T>* to, const T* row, int64_t n) 
     else load_row<T>(to, row, n);
 }
 
-// out[j * heads + h] = dot of head h of x[j] and of y, which hold_row made; `ready` and `ahead` as above.
-template <class T>
-void dots_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead, const Dotted<T>* y, int64_t heads, int64_t dim, Acc<T>* out) {
+// out[j * heads + h] = dot of head h of x[j] and of y, which hold_row made or which is wide; `ready` and `ahead` as above.
+template <class T, class Y>
+void dots_by_head(const T* const* x, int64_t count, int64_t ready, int64_t ahead, const Y* y, int64_t heads, int64_t dim, Acc<T>* out) {
     sums_by_head<T>(x, count, ready, ahead, heads, dim, out,
                     [&](int64_t h, auto number, const T* const* rows, Acc<T>* d) { dots<number>(rows, dim, y + h * dim, d); });
 }
@@ -131,7 +131,7 @@ void row_dot(const RowDotArgs& a) {
             for (int64_t r = 0; r < a.rows; ++r) {
                 const T* row = (const T*)a.a + r * a.dim;
                 hold_row<T>(held, (const T*)a.b + r * a.dim, a.dim);
-                dots_by_head<T>(&row, 1, 1, 0, held, 1, a.dim, (A*)a.out + r);
+                dots_by_head<T>(&row, 1, 1, 0, held.data, 1, a.dim, (A*)a.out + r);
             }
         }
     });

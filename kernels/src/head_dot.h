@@ -4,24 +4,15 @@
 
 namespace {
 
-template <class T> void head_dot_rows(const HeadDotArgs& a, int64_t first, int64_t end) {
+constexpr int64_t kRows = 16;  // handled at once: they stay cached from one vector to the next
+
+template <class T> void head_dot_rows(const HeadDotArgs& a, int64_t first, int64_t count) {
     using A = Acc<T>;
-    constexpr int64_t kRows = 4;
-    const auto some = [&](auto number, int64_t r, int64_t head) {
-        const T* x[number];
-        for (int q = 0; q < number; ++q) x[q] = (const T*)a.h + ((r + q) * a.heads + head) * a.dim;
-        for (int64_t k = 0; k < a.vectors; ++k) {
-            const A* y = (const A*)a.a + (k * a.heads + head) * a.dim;
-            A d[number];
-            sums<T, number>(x, a.dim, d, [y](Vec<A> v, const auto& at) { return v * at(y); });
-            for (int q = 0; q < number; ++q) ((A*)a.out)[(k * a.rows + r + q) * a.heads + head] = d[q];
-        }
-    };
-    for (int64_t r = first; r < end; r += kRows)
-        for (int64_t head = 0; head < a.heads; ++head) {
-            if (r + kRows <= end) some(std::integral_constant<int, kRows>{}, r, head);
-            else for (int64_t q = r; q < end; ++q) some(std::integral_constant<int, 1>{}, q, head);
-        }
+    const int64_t n = a.heads * a.dim;
+    const T* x[kRows];
+    for (int64_t j = 0; j < count; ++j) x[j] = (const T*)a.h + (first + j) * n;
+    for (int64_t k = 0; k < a.vectors; ++k)
+        dots_by_head<T>(x, count, count, 0, (const A*)a.a + k * n, a.heads, a.dim, (A*)a.out + (k * a.rows + first) * a.heads);
 }
 
 // grad_h of a row, the sum of grad a, and what it adds to the sums (vectors, heads, dim) of grad h.
@@ -37,9 +28,9 @@ template <class T> void head_dot_backward_row(const HeadDotArgs& a, int64_t r, A
             for (int64_t k = 0; k < a.vectors; ++k) {
                 const A grad = ((const A*)a.grad)[(k * a.rows + r) * a.heads + head];
                 total += load_some((const A*)a.a + k * n + i, lanes) * grad;
-                store_n(sums + k * n + i, load_some(sums + k * n + i, lanes) + x * grad, lanes);
+                store_some(sums + k * n + i, load_some(sums + k * n + i, lanes) + x * grad, lanes);
             }
-            store_n((T*)a.grad_h + r * n + i, total, lanes);
+            store_some((T*)a.grad_h + r * n + i, total, lanes);
         }
 }
 
@@ -58,7 +49,7 @@ void head_dot(const HeadDotArgs& a) {
     with_dtype(a.dtype, [&](auto* t) {
         using T = AMPGNN_TYPE(t);
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.heads * a.dim > 1 << 16)
-        for (int64_t block = 0; block < a.rows; block += kBlock) head_dot_rows<T>(a, block, least(block + kBlock, a.rows));
+        for (int64_t r = 0; r < a.rows; r += kRows) head_dot_rows<T>(a, r, least(kRows, a.rows - r));
     });
 }
 

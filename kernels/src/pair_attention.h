@@ -203,7 +203,7 @@ template <class T, class Kind> struct PairBackwardDestinations : PairBackward<T,
         }
         const T* stored = (const T*)a.out + v * n;
         hold_row<T>(grad, (const T*)a.grad + v * n, n);
-        dots_by_head<T>(&stored, 1, 1, 0, grad, heads, dim, r + 2 * heads);
+        dots_by_head<T>(&stored, 1, 1, 0, grad.data, heads, dim, r + 2 * heads);
     }
 
     template <class I> void prepare(const I* ids, const Segment& s) {

@@ -86,7 +86,7 @@ template <class I, class T> void sddmm_dot(const SddmmArgs& a) {
             },
             [&](const Segment& s) {
                 hold_row<T>(near, row + a.g.own(s.row) * row_stride, n);
-                dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, near, heads, dim, d);
+                dots_by_head<T>(xs + s.at, s.count, s.ready, kAhead, near.data, heads, dim, d);
                 if (a.src_scale || a.dst_scale)
                     for (int64_t j = 0; j < s.count; ++j) scale_row(d + j * heads, scale_of<A>(a, g.indices[s.k + j], a.g.own(s.row)), heads);
                 scatter_edges(g, (const A*)d.data, heads, s.k, s.count, (T*)a.out);

@@ -33,7 +33,7 @@ inline Tiling tiling_for(const Rows& g, const void* gathered, int64_t bytes, int
     constexpr int64_t kTileBytes = 8 << 20, kChunkBytes = 8 << 20, kShare = 24, kUntiledBytes = 16 << 10, kWorthAVisit = 4;
     constexpr int64_t kBesideBytes = 3 << 18, kLongVisit = 32;
     kept = most(kept, int64_t(64));
-    const auto tiles_of = [&](int64_t each, int64_t most) { return (g.cols * each + most - 1) / most; };
+    const auto tiles_of = [&](int64_t each, int64_t limit) { return (g.cols * each + limit - 1) / limit; };
     const int64_t longest = g.nnz / most(g.rows * kLongVisit, int64_t(1));
     const int64_t tiles = most(tiles_of(bytes, kTileBytes), least(tiles_of(beside, kBesideBytes), longest));
     const int64_t chunk = most(least(kChunkBytes, g.rows * bytes / kShare) / kept, int64_t(16));

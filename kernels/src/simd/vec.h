@@ -176,7 +176,7 @@ template <class T> inline Vec<Acc<T>> load_n(const T* p, int n) {
     return load(lanes);
 }
 #endif
-// The first n lanes, or, where n is kLanes, all of them.
+// _some: the first n lanes, or, where n is kLanes, all of them.
 template <class T> inline Vec<Acc<T>> load_some(const T* p, int n) {
     return n == kLanes<Acc<T>> ? Vec<Acc<T>>(load(p)) : Vec<Acc<T>>(load_n(p, n));
 }
@@ -184,6 +184,10 @@ template <class T> inline void store_n(T* p, Vec<Acc<T>> v, int n) {
     T lanes[kLanes<Acc<T>>];
     store(lanes, v);
     memcpy(p, lanes, n * sizeof(T));
+}
+template <class T> inline void store_some(T* p, Vec<Acc<T>> v, int n) {
+    if (n == kLanes<Acc<T>>) store(p, v);
+    else store_n(p, v, n);
 }
 
 // ---- two vectors of columns at once, in the order in which they are loaded fastest
