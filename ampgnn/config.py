@@ -115,6 +115,13 @@ class RunConfig(BaseModel):
         return "-".join([self.model, *heads, self.precision, *mode, self.backend, self.device, *batch])
 
     @property
+    def setting(self) -> str:
+        """What configurations have in common that are compared: ``heads 2 2 2, batches of 1024``; may be empty."""
+        heads = [] if self.heads is None else ["heads " + " ".join(map(str, self.heads))]
+        batch = [] if self.batch_size is None else [f"batches of {self.batch_size}"]
+        return ", ".join([*heads, *batch, *(["recompute"] if self.recompute else [])])
+
+    @property
     def hash(self) -> str:
         """Digest of everything that the results depend on but the seeds."""
         beside = {"seeds", "checkpoint_epochs", "checkpoint_minutes"}

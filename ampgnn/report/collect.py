@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ampgnn.config import parse
 from ampgnn.errors import UserError
 
 CURVES = ("train/loss", "val/acc")
@@ -50,7 +51,7 @@ def collect(files: list[Path]) -> Collection:
                 {
                     **{k: v for k, v in result["config"].items() if k != "seeds"},
                     "mode": result["config"]["mode"] or "",
-                    "heads": " ".join(map(str, result["config"]["heads"] or [])),
+                    "setting": parse(result["config"]).setting,
                     "id": result["id"],
                     "stand_in": result["dataset"].get("origin") == "synthetic stand-in",
                     "threads": result.get("threads"),

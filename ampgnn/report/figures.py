@@ -42,15 +42,15 @@ _STYLE = {
 
 
 def loss_curves(table: Table, curves: dict[tuple[str, str, int], pd.DataFrame]) -> str | None:
-    """Training loss by epoch; a line a configuration (mean over seeds, the band their range), a panel a set of heads."""
+    """Training loss by epoch; a line a configuration (mean over seeds, the band their range), a panel a setting."""
     rows = [r for r in table.rows if not r.time_only]
-    heads = list(dict.fromkeys(r.heads for r in rows))
+    settings = list(dict.fromkeys(r.setting for r in rows))
     if not rows:
         return None
     with plt.rc_context(_STYLE):
-        fig, axes = plt.subplots(1, len(heads), figsize=(4.6 * len(heads), 3.1), squeeze=False, sharey=True)
-        for ax, panel in zip(axes[0], heads, strict=True):
-            for row in sorted((r for r in rows if r.heads == panel), key=lambda r: -WIDTHS[r.precision]):
+        fig, axes = plt.subplots(1, len(settings), figsize=(4.6 * len(settings), 3.1), squeeze=False, sharey=True)
+        for ax, panel in zip(axes[0], settings, strict=True):
+            for row in sorted((r for r in rows if r.setting == panel), key=lambda r: -WIDTHS[r.precision]):
                 frames = [curves.get((table.dataset, row.id, run["seed"])) for run in row.runs]
                 series = [f["train/loss"] for f in frames if f is not None and len(f)]
                 if not series:
@@ -61,7 +61,7 @@ def loss_curves(table: Table, curves: dict[tuple[str, str, int], pd.DataFrame]) 
                 ax.plot(both.index, both.mean(axis=1), style, color=colour, lw=WIDTHS[row.precision], label=row.name)
                 if len(series) > 1:
                     ax.fill_between(both.index, both.min(axis=1), both.max(axis=1), color=colour, alpha=0.08, lw=0)
-            ax.set(xlabel="epoch", title=f"heads {panel}" if panel else "")
+            ax.set(xlabel="epoch", title=panel)
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[0][0].set_ylabel("training loss")
         lines = {line.get_label(): line for ax in axes[0] for line in ax.get_lines()}  # a panel may lack some
@@ -94,7 +94,7 @@ def speedups(table: Table) -> str | None:
 
 
 def _label(row: Row) -> str:
-    return f"{row.name}, heads {row.heads}" if row.heads else row.name
+    return f"{row.name}, {row.setting}" if row.setting else row.name
 
 
 def _svg(fig) -> str:

@@ -18,7 +18,7 @@ class Row:
     mode: str
     backend: str
     device: str
-    heads: str
+    setting: str
     seeds: int
     epochs: int
     time_only: bool  # trained for fewer epochs than the others of its table: its loss says nothing
@@ -28,7 +28,7 @@ class Row:
     memory: float | None = None  # bytes of tensors at the peak, largest of the seeds
     resident: float | None = None  # bytes of the process at the peak; on CUDA those that torch reserved there
     planned: float | None = None  # bytes of tensors that `ampgnn plan` predicts
-    speedup: float | None = None  # over DGL fp32 with the same heads on the same device
+    speedup: float | None = None  # over DGL fp32 in the same setting on the same device
     over_fp32: float | None = None  # over fp32 of its own backend, likewise
     runs: list[dict] = field(default_factory=list)  # run_id, experiment, seed, status
 
@@ -77,7 +77,7 @@ def _table(dataset: str, model: str, group: pd.DataFrame, note: str) -> Table:
     rows = [r for r in rows if r.seconds is not None]
     for row in rows:
         row.speedup, row.over_fp32 = _speedup(row, rows, "dgl"), _speedup(row, rows, row.backend)
-    rows.sort(key=lambda r: (r.heads, r.device, r.backend == "native", r.precision != "fp32", r.precision, r.mode))
+    rows.sort(key=lambda r: (r.setting, r.device, r.backend == "native", r.precision != "fp32", r.precision, r.mode))
     return Table(dataset, model, bool(group["stand_in"].any()), note, rows, not_run, _verdicts(rows))
 
 
@@ -89,7 +89,7 @@ def _row(config: pd.DataFrame, longest: int) -> Row:
         mode=first["mode"],
         backend=first["backend"],
         device=first["device"],
-        heads=first["heads"],
+        setting=first["setting"],
         seeds=len(config),
         epochs=int(first["epochs"]),
         time_only=bool(first["epochs"] < longest),
@@ -110,7 +110,7 @@ def _spread(values: pd.Series) -> tuple[float, float]:
 
 def _speedup(row: Row, rows: list[Row], backend: str) -> float | None:
     for base in rows:
-        if (base.backend, base.precision, base.heads, base.device) == (backend, "fp32", row.heads, row.device):
+        if (base.backend, base.precision, base.setting, base.device) == (backend, "fp32", row.setting, row.device):
             return base.seconds[0] / row.seconds[0]
     return None
 
@@ -122,15 +122,15 @@ def _verdicts(rows: list[Row]) -> list[str]:
         if (base.backend, base.precision) != ("native", "fp32") or base.time_only:
             continue
         for row in rows:
-            same = (row.backend, row.heads, row.device) == (base.backend, base.heads, base.device)
+            same = (row.backend, row.setting, row.device) == (base.backend, base.setting, base.device)
             if not same or row.precision == "fp32" or row.time_only:
                 continue
             loss, accuracy = row.loss[0] / base.loss[0] - 1, row.accuracy[0] - base.accuracy[0]
             fits = abs(loss) <= LOSS_TOLERANCE and abs(accuracy) <= ACCURACY_TOLERANCE
-            heads = f" heads {row.heads}" if row.heads else ""
+            setting = f", {row.setting}," if row.setting else ""
             seeds = f"{row.seeds} seed{'s' if row.seeds > 1 else ''}"
             verdict = "matches fp32" if fits else "differs from fp32"
             said.append(
-                f"{row.precision} {row.mode}{heads} {verdict}: loss {loss:+.2%}, test accuracy {accuracy * 100:+.2f} points ({seeds})"
+                f"{row.precision} {row.mode}{setting} {verdict}: loss {loss:+.2%}, test accuracy {accuracy * 100:+.2f} points ({seeds})"
             )
     return said

@@ -15,7 +15,7 @@ from ampgnn.training import run_config
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, cache):
-    """Result files of three configurations of digits and one of the stand-in."""
+    """Result files of configurations of digits and of the stand-in."""
     folder = tmp_path_factory.mktemp("runs")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     digits = {"dataset": "digits", "model": "gcn", "epochs": 4, "seeds": [0, 1]}
@@ -29,6 +29,7 @@ def runs(tmp_path_factory, cache):
         {**digits, "precision": "fp16", "backend": "dgl"},
         {**reddit, "precision": "fp32"},
         {**reddit, "precision": "fp16"},
+        {**reddit, "precision": "fp32", "batch_size": 64},
     ):
         setting = config.parse(values)
         run_config(
@@ -75,6 +76,9 @@ def test_each_time_is_compared_with_its_own_backends_fp32(runs, tmp_path):
     fp32, bf16 = found["gcn-fp32-native-cpu"], found["gcn-bf16-amp-native-cpu"]
     assert fp32.over_fp32 == found["gcn-fp32-dgl-cpu"].over_fp32 == 1
     assert bf16.over_fp32 == pytest.approx(fp32.seconds[0] / bf16.seconds[0])
+    sampled, whole = found["gat-h1.1.1-fp32-native-cpu-b64"], found["gat-h1.1.1-fp32-native-cpu"]
+    assert sampled.over_fp32 == whole.over_fp32 == 1  # an epoch of mini-batches is no measure of one of the whole graph
+    assert (sampled.setting, whole.setting) == ("heads 1 1 1, batches of 64", "heads 1 1 1")
     stand_in = found["gat-h1.1.1-fp16-amp-native-cpu"]
     assert stand_in.speedup is None and stand_in.over_fp32 is not None  # DGL did not run there
 
@@ -84,9 +88,9 @@ def test_the_stand_in_is_named_wherever_it_is_used(runs, tmp_path):
     page, markdown = (tmp_path / "index.html").read_text(), (tmp_path / "report.md").read_text()
     section = page.split('<section id="reddit-0-001-gat">')[1].split("</section>")[0]
     assert "synthetic stand-in" in section.split("</h2>")[0] and "on a synthetic stand-in" in section
-    assert section.count(">stand-in</span>") == section.count('<tr class="native">') == 2
+    assert section.count(">stand-in</span>") == section.count('<tr class="native">') == 3
     assert all("Synthetic stand-in." in c for c in re.findall(r"<figcaption>.*?</figcaption>", section))
-    assert "## reddit-0.001, GAT (synthetic stand-in)" in markdown and markdown.count("native (stand-in)") == 2
+    assert "## reddit-0.001, GAT (synthetic stand-in)" in markdown and markdown.count("native (stand-in)") == 3
     assert "stand-in" not in page.split('<section id="digits-gcn">')[1].split("</section>")[0]
     assert any("synthetic stand-in" in line for line in summary(list(map(str, files(runs))), []))
 
