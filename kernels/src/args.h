@@ -93,7 +93,7 @@ struct AttentionArgs {
     const void* dst;
     void* grad_h;
     void* grad_el;
-    void* sums;  // backward: (parts, num_dst, heads, 4), zeroed, see kSums; the caller adds the parts up in order
+    void* sums;  // backward: (parts, num_dst, heads, 4), zeroed, see kRecord; the caller adds the parts up in order
     int64_t num_dst;
     int64_t parts;
     int threads;

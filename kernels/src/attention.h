@@ -59,42 +59,47 @@ template <class I, class T> void attention_forward_rows(const AttentionArgs& a) 
     });
 }
 
-// What the backward pass reads of a destination and head, side by side.
-template <class A> struct Destination { A er, max, inverse_sum, delta; };
+// Four values of a destination and head, beside those of its other heads. The backward pass reads one such record, er, max,
+// 1 / sum and delta, and adds up another over the edges: a (d - delta) slope, a (d - delta), a slope and nothing.
+constexpr int64_t kRecord = 4;
 
-// What the backward pass adds up for a destination and head over its edges: a (d - delta) slope, a (d - delta), a slope and
-// nothing.
-constexpr int64_t kSums = 4;
-template <class A> inline void add_four(A* to, const A* from) {
-    typedef A Four __attribute__((vector_size(kSums * sizeof(A))));
-    Four x, y;
-    memcpy(&x, to, sizeof x), memcpy(&y, from, sizeof y);
-    x += y;
-    memcpy(to, &x, sizeof x);
+// to = f(to, from) for the records of a destination's heads.
+template <class A, class F> inline void for_records(int64_t heads, A* to, const A* from, const F& f) {
+    typedef A Record __attribute__((vector_size(kRecord * sizeof(A))));
+    const int64_t n = heads * kRecord;
+    int64_t i = 0;
+    for (; i + kLanes<A> <= n; i += kLanes<A>) store(to + i, f(load(to + i), load(from + i)));
+    for (; i < n; i += kRecord) {
+        Record x, y;
+        memcpy(&x, to + i, sizeof x), memcpy(&y, from + i, sizeof y);
+        x = f(x, y);
+        memcpy(to + i, &x, sizeof x);
+    }
+}
+template <class A> inline void copy_records(int64_t heads, A* to, const A* from) {
+    for_records(heads, to, from, [](auto, auto y) { return y; });
+}
+template <class A> inline void add_records(int64_t heads, A* to, const A* from) {
+    for_records(heads, to, from, [](auto x, auto y) { return x + y; });
 }
 
 // What the backward pass needs of the entries of a source u, (count, heads) each: their attention weights, made anew from
-// what the forward pass kept, the slopes of the leaky ReLU, delta, and the destination and head they belong to. Room for
-// whole vectors.
+// what the forward pass kept, the slopes of the leaky ReLU, and delta. Room for whole vectors.
 template <class A> struct Weights {
     const AttentionArgs& args;
-    Scratch<Destination<A>> read;
-    Scratch<A> weight, slope, delta;
-    Scratch<int64_t> node;
-    Weights(const AttentionArgs& x, int64_t n) : args(x), read(n), weight(n), slope(n), delta(n), node(n) {}
+    Scratch<A> read, weight, slope, delta;
+    Weights(const AttentionArgs& x, int64_t n) : args(x), read(n * kRecord), weight(n), slope(n), delta(n) {}
     explicit Weights(const AttentionArgs& x) : Weights(x, kBlock * x.heads + kLanes<A>) {}
 
     template <class I> void make(int64_t u, const I* ends, int64_t count) {
-        const int64_t heads = args.heads, n = count * heads;
-        if (heads == 1) for (int64_t j = 0; j < count; ++j) node[j] = ends[j];
-        else
-            for (int64_t j = 0; j < count; ++j)
-                for (int64_t h = 0; h < heads; ++h) node[j * heads + h] = int64_t(ends[j]) * heads + h;
-        for (int64_t i = 0; i < n; ++i) memcpy(&read[i], (const Destination<A>*)args.dst + node[i], sizeof(Destination<A>));
+        const int64_t heads = args.heads, n = count * heads, width = heads * kRecord;
+        const A* dst = (const A*)args.dst;
+        if (heads == 1) for (int64_t j = 0; j < count; ++j) copy_records(1, read + j * kRecord, dst + int64_t(ends[j]) * kRecord);
+        else for (int64_t j = 0; j < count; ++j) copy_records(heads, read + j * width, dst + int64_t(ends[j]) * width);
         HeadLanes<A> el((const A*)args.el + u * heads, heads);
         const Vec<A> one = splat(A(1)), negative = splat(A(args.negative_slope));
         for (int64_t i = 0; i < n; i += kLanes<A>) {
-            const Quad<A> v = load_transposed<A>((const A*)(read + i));
+            const Quad<A> v = load_transposed<A>(read + i * kRecord);
             const Vec<A> x = v.a + el.from(i), s = x > 0 ? one : negative;
             store(slope + i, s);
             store(weight + i, exp_difference(x * s, v.b) * v.c);
@@ -163,12 +168,13 @@ void sum_and_dot_heads(const Block<T>& b, int64_t heads, int64_t dim, const Dott
             }
             return;
         }
-    memset(sum, 0, padded<A>(heads * dim) * sizeof(A));
-    for (int64_t j = 0; j < b.count; j += kFew) {
-        const int64_t count = least(kFew, b.count - j);
+    const auto few = [&](int64_t j, int64_t count, A* to) {
         dots_by_head<T>(b.x + j, count, b.ready - j, kFew, near, heads, dim, d + j * heads);
-        accumulate_heads<T>({b.x + j, b.w + j * heads, nullptr, heads, count, count}, heads, dim, sum);
-    }
+        accumulate_heads<T>({b.x + j, b.w + j * heads, nullptr, heads, count, count}, heads, dim, to);
+    };
+    if (b.count <= kFew) return few(0, b.count, acc);
+    memset(sum, 0, padded<A>(heads * dim) * sizeof(A));
+    for (int64_t j = 0; j < b.count; j += kFew) few(j, least(kFew, b.count - j), sum);
     add_row<A>(acc, sum, heads * dim);
 }
 
@@ -182,20 +188,20 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
     constexpr int64_t kRecordsAhead = 24;  // entries between the fetching and the use of a destination's records
     const View<I> g(a.g);
     const int64_t heads = a.heads, dim = a.dim, n = heads * dim, stride = padded<A>(n);
-    const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A), heads * (sizeof(Destination<A>) + kSums * sizeof(A)));
+    const Tiling t = tiling_for(a.g, a.grad, n * sizeof(T), stride * sizeof(A), 2 * heads * kRecord * sizeof(A));
     for_rows<I>(a.g, t, n, a.threads, [&](const Span& span) {
         const int64_t slots = span.slots(g.indptr, t.chunk), most_values = kBlock * heads + kLanes<A>;
         Weights<A> weights(a);
         Scratch<Dotted<T>> near(stride);
-        Scratch<A> acc(slots * stride), sum(stride), d(most_values), terms(most_values * kSums);
+        Scratch<A> acc(slots * stride), sum(stride), d(most_values), terms(most_values * kRecord);
         Scratch<double> grad_el(slots * heads);
         Scratch<const T*> ys(kBlock);
         Scratch<int64_t> places(kBlock);
         int64_t fetched = 0;  // entries of a batch whose destinations' records are on their way
         const auto fetch = [&](int64_t stop, const A* sums) {
-            for (; fetched < stop; ++fetched) prefetch((const A*)a.dst + places[fetched], heads * kSums), prefetch(sums + places[fetched], heads * kSums);
+            for (; fetched < stop; ++fetched) prefetch((const A*)a.dst + places[fetched], heads * kRecord), prefetch(sums + places[fetched], heads * kRecord);
         };
-        const auto sums_of = [&](const Segment& s) { return (A*)a.sums + s.share * a.num_dst * heads * kSums; };
+        const auto sums_of = [&](const Segment& s) { return (A*)a.sums + s.share * a.num_dst * heads * kRecord; };
         for_segments(
             g, t, span, {},
             [&](int64_t, int64_t slot) {
@@ -207,7 +213,7 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                 for (int64_t j = 0; j < s.count; ++j) {
                     const int64_t v = g.indices[s.k + j];
                     ys[s.at + j] = (const T*)a.grad + v * n;
-                    places[s.at + j] = v * heads * kSums;
+                    places[s.at + j] = v * heads * kRecord;
                 }
                 if (s.at == 0) fetched = 0, fetch(s.count, sums_of(s));
             },
@@ -222,10 +228,12 @@ template <class I, class T> void attention_backward_rows(const AttentionArgs& a)
                     const Vec<A> w = load(weight + i), slope = load(weights.slope + i);
                     const Vec<A> centred = w * (load(d + i) - load(weights.delta + i)), sloped = centred * slope;
                     store(d + i, sloped);
-                    store_transposed<A>(terms + i * kSums, {sloped, centred, w * slope, Vec<A>{}});
+                    store_transposed<A>(terms + i * kRecord, {sloped, centred, w * slope, Vec<A>{}});
                 }
                 sum_heads<A>(d, s.count, heads, grad_el + s.slot * heads);
-                for (int64_t i = 0; i < values; ++i) add_four(sums + weights.node[i] * kSums, terms + i * kSums);
+                const int64_t* at = places + s.at;
+                if (heads == 1) for (int64_t j = 0; j < s.count; ++j) add_records(1, sums + at[j], terms + j * kRecord);
+                else for (int64_t j = 0; j < s.count; ++j) add_records(heads, sums + at[j], terms + j * heads * kRecord);
             },
             [&](int64_t u, int64_t slot) {
                 store_result<T>(a.g, a.grad_h, u, acc + slot * stride, n);
