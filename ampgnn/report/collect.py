@@ -42,6 +42,7 @@ def collect(files: list[Path]) -> Collection:
     for file in map(Path, files):
         result = _parse(file)
         results.append(result)
+        setting = parse(result["config"]).setting
         for run in result["runs"]:
             stored = stores.read(result["tracking"]["uri"], run["mlflow_run_id"])
             final, curve = stored or (run["final"], _curve(file.parent, run))
@@ -51,7 +52,7 @@ def collect(files: list[Path]) -> Collection:
                 {
                     **{k: v for k, v in result["config"].items() if k != "seeds"},
                     "mode": result["config"]["mode"] or "",
-                    "setting": parse(result["config"]).setting,
+                    "setting": setting,
                     "id": result["id"],
                     "stand_in": result["dataset"].get("origin") == "synthetic stand-in",
                     "threads": result.get("threads"),

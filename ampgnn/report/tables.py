@@ -54,6 +54,11 @@ class Table:
     def anchor(self) -> str:
         return f"{self.dataset}-{self.model}".replace(".", "-")
 
+    @property
+    def has_settings(self) -> bool:
+        """Whether the rows need a column that tells their settings apart."""
+        return any(row.setting for row in self.rows)
+
 
 def make(runs: pd.DataFrame, notes: dict[str, str], planned: dict[tuple[str, str], int]) -> list[Table]:
     """A table for each dataset and model, in the order of the runs; ``planned``: bytes by dataset and id."""

@@ -27,6 +27,7 @@ def runs(tmp_path_factory, cache):
         {**digits, "precision": "fp32", "backend": "dgl", "epochs": 2},
         {**digits, "precision": "bf16"},
         {**digits, "precision": "fp16", "backend": "dgl"},
+        {**digits, "precision": "fp32", "batch_size": 512, "seeds": [0]},
         {**reddit, "precision": "fp32"},
         {**reddit, "precision": "fp16"},
         {**reddit, "precision": "fp32", "batch_size": 64},
