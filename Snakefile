@@ -39,6 +39,13 @@ rule runs:
         RESULTS,
 
 
+onstart:
+    # Snakemake's limit on job starts wakes its scheduler once a second for each job started so far, which in a long
+    # run takes most of a core from the training that is timed on the same machine.
+    if workflow.local_exec:
+        workflow.scheduler.job_rate_limiter = None
+
+
 onsuccess:
     say_what_came_out()
 

@@ -55,7 +55,7 @@ def snakemake(folder, *arguments, config=None, timeout=300, **env):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
-    code, output = snakemake(folder, "--cores", "2", config=TINY)
+    code, output = snakemake(folder, "--cores", "2", "--verbose", config=TINY)
     assert code == 0, output
     return folder, output
 
@@ -101,6 +101,12 @@ def test_the_report_says_what_is_synthetic_and_what_did_not_run(finished):
         for result in results(folder).values():
             for run in result["runs"]:
                 assert run["status"] != "finished" or f"/runs/{run['mlflow_run_id']}" in text
+
+
+def test_snakemake_sleeps_while_the_jobs_run(finished):
+    """Its scheduler looks for jobs when one has ended, not all the time: the cores are for what is timed."""
+    output = finished[1]
+    assert 1 < output.count("Ready jobs:") <= output.count("Finished jobid:") + 1
 
 
 def test_without_an_engine_the_report_says_so(finished, tmp_path):
