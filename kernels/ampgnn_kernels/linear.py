@@ -1,9 +1,10 @@
 """Products with weights that hold no wide copy of the features.
 
-A linear layer whose float16 is as fast on the CPU as its float32.
+A linear layer whose float16 is not much slower on the CPU than its float32.
 
-torch multiplies float16 matrices on the CPU with a plain loop, 15 times slower in the backward pass than float32.
-Here blocks of rows are widened, multiplied in float32 and rounded once, so no whole float32 copy is ever held.
+Without the CPU's float16 instructions torch multiplies float16 matrices with a plain loop, 15 times slower in the
+backward pass than float32. There, blocks of rows are widened, multiplied in float32 and rounded once, so no whole
+float32 copy is ever held. With them torch's own product is faster than float32, and sums in float32 as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from .transforms import apply, call, differentiable, needs_grad
 
 # Elements widened at once: few enough to stay in the CPU's cache until they are used, enough to keep a GPU busy.
 BLOCK, GPU_BLOCK = 1 << 20, 1 << 24
+
+# Whether torch multiplies float16 matrices with the CPU's own instructions, by oneDNN.
+_CPU_MULTIPLIES_HALF = (
+    hasattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported") and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+)
 
 
 def _rows(x: Tensor) -> int:
@@ -39,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         dtype = torch.promote_types(x.dtype, weight.dtype)
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if x.dtype == weight.dtype == torch.float16 and device == "cpu":
+    if x.dtype == weight.dtype == torch.float16 and device == "cpu" and not _CPU_MULTIPLIES_HALF:
         out = apply(_HalfLinear, x.reshape(-1, x.shape[-1]), weight, bias)
         return out.reshape(*x.shape[:-1], weight.shape[0])
     return F.linear(x, weight, bias)

@@ -1,5 +1,7 @@
 """What must hold beyond the error bounds: no overflow inside, NaN and inf where they belong, any graph, any thread count."""
 
+import importlib
+
 import ampgnn_kernels as ak
 import pytest
 import torch
@@ -7,6 +9,7 @@ from ampgnn_kernels import Graph
 from support import DTYPES, IDTYPES, features, random_graph, star
 
 HALVES = [torch.float16, torch.bfloat16]
+LINEAR = importlib.import_module("ampgnn_kernels.linear")  # by name it is the function
 
 
 def test_mean_of_large_float16_values_is_finite():
@@ -273,7 +276,9 @@ def test_linear_promotes_mixed_types(narrow):
         ak.linear(x.long(), weight)
 
 
-def test_linear_in_float16_matches_float32_rounded_once():
+@pytest.mark.parametrize("native", sorted({False, LINEAR._CPU_MULTIPLIES_HALF}))
+def test_linear_in_float16_matches_float32_rounded_once(native, monkeypatch):
+    monkeypatch.setattr(LINEAR, "_CPU_MULTIPLIES_HALF", native)
     for rows in (0, 5, 9000):
         x, weight, bias = (features(*s, dtype=torch.float16, seed=i) for i, s in enumerate(((rows, 30), (7, 30), (7,))))
         leaves = [t.requires_grad_() for t in (x, weight, bias)]
