@@ -1,10 +1,13 @@
 """Graphs, features and the error bounds of half precision that the tests share."""
 
+import importlib
+
 import torch
 from ampgnn_kernels import Graph
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 IDTYPES = [torch.int32, torch.int64]
+LINEAR = importlib.import_module("ampgnn_kernels.linear")  # `ampgnn_kernels.linear` is the function
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 

@@ -1,7 +1,5 @@
 """Every operator against float64 and beside plain torch, forward and backward, on every instruction set."""
 
-import importlib
-
 import ampgnn_kernels as ak
 import pytest
 import reference as ref
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from support import (
     DTYPES,
     IDTYPES,
+    LINEAR,
     assert_as_good_as_torch,
     assert_within,
     check_pair_attention,
@@ -171,10 +170,10 @@ def test_head_dot_in_blocks_of_rows_as_on_a_gpu(monkeypatch):
         features(2, 2, 5, dtype=torch.float32),
         torch.rand(2, 300, 2),
     )
-    blocks, ops = importlib.import_module("ampgnn_kernels.linear"), torch.ops.ampgnn  # `linear` itself is a function
-    monkeypatch.setattr(blocks, "_rows", lambda x: 64)
-    torch.testing.assert_close(blocks._head_dot(h, a), ops.head_dot(h, a))
-    torch.testing.assert_close(blocks._head_dot_backward(h, a, grad), ops.head_dot_backward(h, a, grad))
+    ops = torch.ops.ampgnn
+    monkeypatch.setattr(LINEAR, "_rows", lambda x: 64)
+    torch.testing.assert_close(LINEAR._head_dot(h, a), ops.head_dot(h, a))
+    torch.testing.assert_close(LINEAR._head_dot_backward(h, a, grad), ops.head_dot_backward(h, a, grad))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
